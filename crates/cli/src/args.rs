@@ -30,7 +30,7 @@ fn exit_codes() -> String {
 /// Makes native programs faster while they run: watches which branches a process takes, lays its hot code out
 /// again, and moves the process over to the new layout. No source, symbols, rebuild or restart needed.
 #[derive(Debug, Parser)]
-#[command(version, after_help = exit_codes(), max_term_width = 100)]
+#[command(version, after_help = exit_codes(), max_term_width = 80)]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -143,7 +143,7 @@ impl Command {
     pub fn changes_processes(&self) -> bool {
         match self {
             Self::Attach { options, .. } => !options.dry_run,
-            Self::Run { .. } | Self::Revert { .. } => true,
+            Self::Run { .. } | Self::Revert { .. } | Self::Demo { .. } => true,
             Self::Record(record) => record.from_counts.is_empty(),
             _ => false,
         }

@@ -151,14 +151,17 @@ fn the_help_lists_the_exit_codes() {
     }
 }
 
+/// In a pipe, whose width nobody knows, and in terminals of 80 columns and more.
 #[test]
 fn help_fits_into_eighty_columns() {
     for command in commands(Vec::new()) {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_restitch"));
-        let output = process.args(&command).arg("--help").env("COLUMNS", "80").output().expect("starts");
-        let help = String::from_utf8(output.stdout).expect("text");
-        let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > 80).collect();
-        assert!(help.contains("Usage:") && long.is_empty(), "{command:?}: {long:#?}");
+        for (option, columns) in [("--help", None), ("-h", None), ("--help", Some("80")), ("-h", Some("200"))] {
+            let mut process = Command::new(env!("CARGO_BIN_EXE_restitch"));
+            process.args(&command).arg(option).env_remove("COLUMNS").envs(columns.map(|n| ("COLUMNS", n)));
+            let help = String::from_utf8(process.output().expect("starts").stdout).expect("text");
+            let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > 80).collect();
+            assert!(help.contains("Usage:") && long.is_empty(), "{command:?} {option}: {long:#?}");
+        }
     }
 }
 
