@@ -296,11 +296,6 @@ impl AttachedProcess {
     pub fn forget_ended(&self) {
         self.dir.collect_garbage();
     }
-
-    /// Whether a counting version is in the process that nobody reads any more.
-    pub fn left_counting(&self) -> bool {
-        self.journal.versions.iter().any(|v| v.kind == VersionKind::Counting && !v.retired)
-    }
 }
 
 /// The journal of the process, or what it has inherited through `fork`; brought in line with what is really

@@ -294,3 +294,86 @@ fn a_killed_restitch_leaves_no_counting_version() {
     }
     target.stop();
 }
+
+/// A process that a keeper's work is to be done for, and what comes between its two looks: it is done in a
+/// process of its own, which has a state directory of its own.
+const KEPT: &str = "RESTITCH_TEST_KEPT";
+
+/// What a keeper does, with an attach between its looks.
+fn keep(pid: i32, meanwhile: &str) {
+    let found = restitch_session::unfinished().unwrap();
+    assert_eq!(found.iter().map(restitch_session::Unfinished::pid).collect::<Vec<_>>(), [pid], "{meanwhile}");
+    if meanwhile == "attach" {
+        for duration in ["1", "3", "10"] {
+            let mut attach = Command::new(env!("CARGO_BIN_EXE_restitch"));
+            attach.args(["attach", &pid.to_string(), "--measure", "0", "--duration", duration]);
+            if restitch_testkit::run(&mut attach, PATIENCE).status.code() != Some(code::NOTHING_TO_DO) {
+                break;
+            }
+        }
+    }
+    let told = restitch_session::give_back(found);
+    let is_given_back = matches!(told[..], [(of, restitch_session::GivenBack::Done(_))] if of == pid);
+    assert_eq!(is_given_back, meanwhile == "nothing", "{meanwhile}: {told:?}");
+    assert!(is_given_back || told.is_empty(), "{meanwhile}: {told:?}");
+}
+
+/// What another restitch has put in force since a keeper has looked, stays; what it is at work on, too.
+#[test]
+fn a_keeper_takes_out_what_is_left_by_then() {
+    if let Ok(kept) = std::env::var(KEPT) {
+        let (pid, meanwhile) = kept.split_once(' ').unwrap();
+        return keep(pid.parse().unwrap(), meanwhile);
+    }
+    let mut target = require!(switch(), "gcc");
+    let restitch = Restitch::new();
+    let pid = target.pid().to_string();
+    for (meanwhile, is_changed) in [("nothing", false), ("attach", true), ("work", true)] {
+        let working = Working::start(&restitch, &["attach", &pid, "--duration", "600", "--measure", "0"]);
+        await_version(&restitch, &target, "counting");
+        let at_work = if meanwhile == "work" {
+            Some(working)
+        } else {
+            send("KILL", working.keeper());
+            send("KILL", working.pid());
+            working.finish();
+            None
+        };
+        let mut inner = Command::new(std::env::current_exe().unwrap());
+        inner.args(["--exact", "a_keeper_takes_out_what_is_left_by_then"]);
+        inner.env("RESTITCH_STATE_DIR", restitch.state()).env(KEPT, format!("{pid} {meanwhile}"));
+        restitch_testkit::run(&mut inner, PATIENCE).expect(code::DONE);
+        assert_eq!(!look::differences_but_hook(target.pid()).is_empty(), is_changed, "{meanwhile}");
+        let said = restitch.status(target.pid()).stdout;
+        assert_eq!(said.contains(": optimized,"), meanwhile == "attach", "{meanwhile}: {said}");
+        if let Some(working) = at_work {
+            send("TERM", working.pid());
+            working.finish().expect(128 + TERM);
+        }
+        restitch.revert(target.pid());
+        assert_original(&restitch, &mut target, meanwhile);
+    }
+    target.stop();
+}
+
+/// The keeper has the process then, and may be tracing it.
+#[test]
+fn the_next_attach_waits_for_the_keeper_of_a_killed_one() {
+    let mut target = require!(switch(), "gcc");
+    let restitch = Restitch::new();
+    let pid = target.pid().to_string();
+    for _ in 0..3 {
+        let working = Working::start(&restitch, &["attach", &pid, "--duration", "600", "--measure", "0"]);
+        await_version(&restitch, &target, "counting");
+        send("KILL", working.pid());
+        let next = restitch.attach(target.pid(), &[]);
+        // A keeper that gets no processor for long.
+        if next.status.code() != Some(code::REFUSED) || !next.stderr.contains("another restitch") {
+            next.expect(code::DONE);
+        }
+        working.finish();
+        restitch.revert(target.pid());
+    }
+    assert_original(&restitch, &mut target, "after all");
+    target.stop();
+}

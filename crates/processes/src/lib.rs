@@ -5,6 +5,7 @@
 //! whether a new layout helps. What can go wrong with processes, here and in all that is built upon this, is
 //! a [`SessionError`].
 
+pub mod busy;
 mod error;
 pub mod hold;
 pub mod initial_sampling;

@@ -1,6 +1,7 @@
 //! The processes of a session: one, or with `--tree` all that run its program.
 
 use crate::SessionError;
+use crate::busy::{BUSY, BUSY_LOOK, when_not_traced};
 use crate::interrupt::pause;
 use crate::refusal::refuse;
 use restitch_address::{Avma, Svma, SvmaRange};
@@ -27,10 +28,6 @@ const SWEEP_WAITS: [Duration; 4] =
 
 /// After so long it is not tried again: the processes have much memory to look through.
 const LONG_SWEEP: Duration = Duration::from_secs(1);
-
-/// For so long a process is waited for that another restitch is at work on, and so often it is looked.
-const BUSY: Duration = Duration::from_secs(5);
-const BUSY_LOOK: Duration = Duration::from_millis(20);
 
 /// One or more live processes whose modules are loaded at the same addresses (they were forked from one
 /// another).
@@ -442,15 +439,16 @@ impl ProcessSet {
     }
 
     /// Gives all processes their original code back, those that are forked meanwhile included, and says what
-    /// became of each. Those that end meanwhile do not count, unless it is the leader.
-    pub fn give_back(&mut self) -> Vec<(i32, GivenBack)> {
+    /// became of each. Those that end meanwhile do not count, unless it is the leader. In those that are not
+    /// `wanted`, which is asked when nobody else can change them any more, there is nothing to give back.
+    pub fn give_back(&mut self, wanted: &dyn Fn(&AttachedProcess) -> bool) -> Vec<(i32, GivenBack)> {
         let leader = self.leader.target().pid();
         let mut told = Vec::new();
         // An error: no process can be looked at any more, and none is added.
         let _ = self.with_each(|live| {
             let pid = live.target().pid();
             // With the lock the journal is read anew.
-            let result = live.lock().and_then(|()| match live.journal().is_empty() {
+            let result = live.lock().and_then(|()| match live.journal().is_empty() || !wanted(live) {
                 true => Ok(None),
                 false => live.revert().map(Some),
             });
@@ -586,8 +584,11 @@ fn has_all(live: &AttachedProcess, incoming: &[Incoming<'_>]) -> bool {
 }
 
 /// Refuses, before anything is sampled, what could not be changed in the end.
+///
+/// # Errors
+/// Why it could not.
 pub fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
-    let pid = restitch_tracee::preflight(pid)?.pid;
+    let pid = when_not_traced(pid)?.pid;
     let status = restitch_procfs::status(pid)?;
     if status.state == Some(restitch_procfs::ProcessState::Stopped) {
         let why = format!("it is stopped and does no work; let it go on (kill -CONT {pid}) and try again");

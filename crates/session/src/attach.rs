@@ -9,7 +9,8 @@ use crate::attach_versions::{Optimized, build_versions};
 use crate::earlier_profiles::{not_chosen, of_module, stored, with_earlier};
 use crate::left_out::LeftOut;
 use crate::module_churn::{ModuleChurn, until_modules_stay};
-use restitch_apply_process::{AttachedProcess, Module, StateDir, SwitchReport, VersionKind};
+use crate::status::status_when;
+use restitch_apply_process::{Module, StateDir, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_pipeline::imports::adopt_targets;
 use restitch_pipeline::timings::Timings;
@@ -132,7 +133,9 @@ fn attach_to(mut job: Job<'_>, inputs: &Inputs<'_>) -> Result<Attached, SessionE
 /// Processes that are in a layout already get their original code back first, unless the round is one of
 /// several.
 fn take_back_what_was_there(job: &mut Job<'_>, round: Round<'_>) -> Result<(), SessionError> {
-    let stays = matches!(round, Round::Of(_)) && !job.set.all().any(AttachedProcess::left_counting);
+    // By what its code leads to: the journal of one that was killed may be ahead of it.
+    let counts = |live| status_when(live, true).is_ok_and(|found| found.left_counting);
+    let stays = matches!(round, Round::Of(_)) && !job.set.all().any(counts);
     if job.set.all().any(|l| !l.journal().is_empty()) && !job.options.dry_run && !stays {
         job.watcher.note("the process is under restitch already: it gets its original code back first");
         take_back(job)?;

@@ -41,7 +41,7 @@ mod retired_versions;
 mod stable_locations;
 mod status;
 
-pub use abandoned::{await_end, give_back_abandoned};
+pub use abandoned::{Unfinished, await_end, give_back, give_back_abandoned, unfinished};
 pub use attach::attach;
 pub use attach_options::AttachOptions;
 pub use continuous::{ContinuousOptions, continuous};

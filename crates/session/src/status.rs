@@ -86,7 +86,12 @@ fn living(dir: &StateDir) -> Vec<i32> {
 }
 
 /// What restitch has in a process that is open.
-pub(crate) fn status_of(live: &AttachedProcess) -> Result<ProcessStatus, SessionError> {
+fn status_of(live: &AttachedProcess) -> Result<ProcessStatus, SessionError> {
+    status_when(live, live.is_idle())
+}
+
+/// The same where it is known whether a restitch is at work on it, but for this one.
+pub(crate) fn status_when(live: &AttachedProcess, is_idle: bool) -> Result<ProcessStatus, SessionError> {
     let target = live.target();
     let journal = live.journal();
     let mapped: BTreeSet<Avma> = procfs::maps(target.pid())?.iter().map(|m| m.range.start).collect();
@@ -95,7 +100,6 @@ pub(crate) fn status_of(live: &AttachedProcess) -> Result<ProcessStatus, Session
     let jumps = jumps(target.pid(), journal)?;
     let leads_to = |v: &JournalVersion| jumps.iter().any(|to| v.range().contains(*to));
     let in_any = |to: &&Avma| present.iter().any(|v| v.range().contains(**to));
-    let idle = live.is_idle();
     Ok(ProcessStatus {
         pid: target.pid(),
         program: target.modules[target.program].path.display().to_string(),
@@ -112,9 +116,9 @@ pub(crate) fn status_of(live: &AttachedProcess) -> Result<ProcessStatus, Session
             })
             .collect(),
         patches: jumps.iter().filter(in_any).count(),
-        is_idle: idle,
-        left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && idle,
-        left_replacements: if idle { journal.replacements.iter().map(|s| s.len).sum() } else { 0 },
+        is_idle,
+        left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && is_idle,
+        left_replacements: if is_idle { journal.replacements.iter().map(|s| s.len).sum() } else { 0 },
         gdb: gdb_commands(journal, &present),
     })
 }
@@ -148,16 +152,28 @@ fn jumps(pid: i32, journal: &Journal) -> Result<Vec<Avma>, SessionError> {
 /// # Errors
 /// If there is nothing of restitch in any of them, or the named process cannot be opened.
 pub fn revert(pid: i32, tree: bool) -> Result<Reverted, SessionError> {
+    revert_where(pid, tree, &|_| true)
+}
+
+/// The same for those of them that are `wanted`, which is asked when nobody else can change them any more.
+///
+/// # Errors
+/// As there; where none is wanted, as if there was nothing of restitch in any of them.
+pub(crate) fn revert_where(
+    pid: i32,
+    tree: bool,
+    wanted: &dyn Fn(&AttachedProcess) -> bool,
+) -> Result<Reverted, SessionError> {
     let mut set = ProcessSet::open(pid, tree)?;
     let pid = set.leader.target().pid();
-    let mut reverted = given_back(&mut set);
+    let mut reverted = given_back(&mut set, wanted);
     // Those that run the program at other addresses are sets of their own. An error: the named process has
     // ended meanwhile.
     let families = if tree { families(pid).unwrap_or_default() } else { Vec::new() };
     for member in families.into_iter().skip(1).flatten() {
         // One that cannot be opened has nothing of restitch in it, or has ended.
         if let Ok(mut other) = ProcessSet::open(member, false) {
-            let theirs = given_back(&mut other);
+            let theirs = given_back(&mut other, wanted);
             let done = |(_, what): &(i32, GivenBack)| !matches!(what, GivenBack::NothingThere);
             reverted.processes.extend(theirs.processes.into_iter().filter(done));
             reverted.kept.extend(theirs.kept);
@@ -171,12 +187,12 @@ pub fn revert(pid: i32, tree: bool) -> Result<Reverted, SessionError> {
     Ok(reverted)
 }
 
-fn given_back(set: &mut ProcessSet) -> Reverted {
+fn given_back(set: &mut ProcessSet, wanted: &dyn Fn(&AttachedProcess) -> bool) -> Reverted {
     if set.all().all(|l| l.journal().is_empty()) {
         let processes = set.pids().into_iter().map(|pid| (pid, GivenBack::NothingThere)).collect();
         return Reverted { processes, kept: Vec::new() };
     }
-    let processes = set.give_back();
+    let processes = set.give_back(wanted);
     Reverted { processes, kept: set.reclaim() }
 }
 
