@@ -45,7 +45,8 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
     }
     let json = options.json.filter(|_| !to_stdout).map(|path| (path, json()));
     let svg = options.svg.map(|path| (path, comparison_svg(&comparison).map_err(|e| failed(e.into()))));
-    let occupancy = options.occupancy.map(|path| (path, occupancy_svg(&comparison).map_err(|e| failed(e.into()))));
+    let occupancy =
+        options.occupancy.map(|path| (path, occupancy_svg(&comparison).map_err(|e| failed(e.into()))));
     // One that cannot be written does not keep the others from being.
     let mut code = ExitCode::Done;
     for (path, text) in [json, svg, occupancy].into_iter().flatten() {

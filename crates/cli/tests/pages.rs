@@ -155,7 +155,8 @@ fn the_help_lists_the_exit_codes() {
 #[test]
 fn help_fits_into_eighty_columns() {
     for command in commands(Vec::new()) {
-        for (option, columns) in [("--help", None), ("-h", None), ("--help", Some("80")), ("-h", Some("200"))] {
+        for (option, columns) in [("--help", None), ("-h", None), ("--help", Some("80")), ("-h", Some("200"))]
+        {
             let mut process = Command::new(env!("CARGO_BIN_EXE_restitch"));
             process.args(&command).arg(option).env_remove("COLUMNS").envs(columns.map(|n| ("COLUMNS", n)));
             let help = String::from_utf8(process.output().expect("starts").stdout).expect("text");

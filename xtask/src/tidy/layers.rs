@@ -6,7 +6,7 @@ use crate::{Finding, Tree};
 /// The crates by layer, lowest first: a crate may depend on crates of lower layers only.
 pub const LAYERS: [&[&str]; 21] = [
     &["address", "demo-workload", "preload", "report", "testkit"],
-    &["x86"],
+    &["guest", "x86"],
     &["procfs"],
     &["perf"],
     &["tracee"],

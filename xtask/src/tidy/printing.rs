@@ -4,8 +4,8 @@ use crate::{File, Finding, Tree, code_only};
 
 /// Where that is.
 const PLACE: &str = "crates/cli/src/print.rs";
-/// A program that prints what it makes itself, and tools that tests and examples run.
-const OTHER_PROGRAMS: [&str; 2] = ["demo-workload", "testkit"];
+/// Programs that print what they make themselves, and tools that tests and examples run.
+const OTHER_PROGRAMS: [&str; 3] = ["demo-workload", "guest", "testkit"];
 /// Files of tests alone, which are declared so elsewhere.
 const TEST_FILES: &str = "/oracle_tests.rs";
 /// The standard library's ways out. The command line's crate has macros of its own under the first names.
