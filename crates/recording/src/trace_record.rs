@@ -258,7 +258,7 @@ fn launch_held(
     let name = command.get_program().to_string_lossy().into_owned();
     let mut events = restitch_processes::start::launch(command, LaunchOptions::default())?;
     stand_in(events.root());
-    let failed = |why: String| SessionError::Command { command: name.clone(), why };
+    let failed = |why: String| SessionError::Command { command: name.clone(), why: why.into() };
     loop {
         match events.next_event(LOADER_LIMIT)? {
             Some(TraceEvent::Exec(stopped)) => match procfs::auxv(stopped.pid())?.entry() {
