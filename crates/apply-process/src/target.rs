@@ -172,6 +172,13 @@ impl Target {
         (0..self.modules.len()).filter(|i| !is_in_place(&self.modules[*i], maps)).collect()
     }
 
+    /// Whether the process executes another program by now.
+    pub fn has_executed(&self) -> bool {
+        let maps = procfs::maps(self.pid()).unwrap_or_default();
+        // One that has ended has no mappings.
+        !maps.is_empty() && self.process.is_alive() && !is_in_place(&self.modules[self.program], &maps)
+    }
+
     /// The vdso, if the process has one that could be read.
     pub fn vdso(&self) -> Option<usize> {
         self.modules.iter().position(Module::is_vdso)

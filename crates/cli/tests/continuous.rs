@@ -269,6 +269,24 @@ fn a_process_that_is_idle_is_optimized_when_it_works() {
 }
 
 #[test]
+fn a_session_that_has_optimized_nothing_says_so() {
+    let working = require!(Working::start(true), "gcc and nm");
+    let restitch = Restitch::new();
+    let session = Session::start(&restitch, working.pid());
+    session.waits_for_note("too little CPU time");
+    let (name, number) = if interrupting() == "INT" { ("INT", 2) } else { ("TERM", 15) };
+    signal(name, session.restitch.pid());
+    let (done, result) = session.ends();
+    done.expect(128 + number);
+    let told = format!("ended by SIG{name}: process {} has its original code", working.pid());
+    assert!(done.stderr.contains(&told) && !done.stderr.contains("stays"), "{}", done.stderr);
+    assert_eq!(result["exit_code"], 128 + number, "{result:#}");
+    assert_eq!(differences(working.pid()), []);
+    working.next();
+    working.end();
+}
+
+#[test]
 fn libraries_that_were_opened_anew_are_optimized_again() {
     let moving = require!(Moving::start(), "gcc");
     let restitch = Restitch::new();

@@ -1,5 +1,6 @@
 //! restitch asked to end, or killed, in the middle of its work: processes have their original code or a
-//! finished layout, recordings are written, and commands get what was meant for them.
+//! finished layout, recordings are written, and commands get what was meant for them. The same where the
+//! process itself ends in the middle, or executes something else.
 
 mod common;
 
@@ -376,4 +377,96 @@ fn the_next_attach_waits_for_the_keeper_of_a_killed_one() {
     }
     assert_original(&restitch, &mut target, "after all");
     target.stop();
+}
+
+/// Computes until it is told to end, or to execute something.
+struct Executing {
+    process: Guarded,
+    folder: restitch_testkit::TempDir,
+}
+
+impl Executing {
+    fn start(then: &[&str]) -> Option<Self> {
+        let program =
+            restitch_testkit::compile(&restitch_testkit::program("odd/executes.c"), &["-O2"]).ok()?;
+        let folder = scratch();
+        let mut command = Command::new(program);
+        command.arg(folder.path().join("go")).args(then).stdin(Stdio::null());
+        Some(Self { process: Guarded::spawn(&mut command).unwrap(), folder })
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    fn go(&self) {
+        std::fs::write(self.folder.path().join("go"), "").unwrap();
+    }
+}
+
+/// Waits until a restitch that works with `source` is in the middle of its profile of `pid`.
+fn await_profiling(pid: u32, source: &str) {
+    let is_traced = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.lines().any(|l| l.strip_prefix("TracerPid:").is_some_and(|tracer| tracer.trim() != "0"))
+    };
+    let is_there = || match source {
+        "trace" => is_traced(),
+        "burst" => !look::ours(pid).is_empty(),
+        _ => !look::differences(pid).is_empty(),
+    };
+    wait_until(PATIENCE, || is_there().then_some(())).unwrap_or_else(|| panic!("no {source} begins"));
+}
+
+#[test]
+fn the_end_of_the_process_is_what_is_told() {
+    for command in ["attach", "record"] {
+        for source in ["sampling", "count", "burst", "trace"] {
+            let restitch = Restitch::new();
+            let process = require!(Executing::start(&[]), "gcc");
+            let pid = process.pid().to_string();
+            let mut arguments = vec![command, &pid, "--duration", "600", "--source"];
+            arguments.push(if source == "sampling" { "count" } else { source });
+            let output = restitch.state().join("profile");
+            match command {
+                "attach" => arguments.extend(["--measure", "0"]),
+                _ => {
+                    arguments.insert(1, "-p");
+                    arguments.extend(["-o", output.to_str().unwrap()]);
+                }
+            }
+            let working = Working::start(&restitch, &arguments);
+            match source {
+                "sampling" => await_sampled(&working),
+                _ => await_profiling(process.pid(), source),
+            }
+            process.go();
+            let done = working.finish();
+            // What was recorded until then is worth something.
+            let is_written = command == "record" && done.stderr.contains("profile written");
+            let expected = if is_written { code::DONE } else { code::VANISHED };
+            assert_eq!(done.status.code(), Some(expected), "{command} {source}: {}", done.stderr);
+            assert!(is_written || done.stderr.contains(&format!("process {pid} ")), "{}", done.stderr);
+            assert!(!is_written || output.exists(), "{}", done.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_executes_another_program_is_told_of() {
+    for source in ["count", "burst"] {
+        let restitch = Restitch::new();
+        let process = require!(Executing::start(&["/bin/sleep", "1000"]), "gcc");
+        let pid = process.pid().to_string();
+        let arguments = ["attach", &pid, "--duration", "20", "--measure", "0", "--source", source];
+        let working = Working::start(&restitch, &arguments);
+        await_profiling(process.pid(), source);
+        process.go();
+        let done = working.finish();
+        assert_eq!(done.status.code(), Some(code::REFUSED), "{source}: {}", done.stderr);
+        let told = format!("process {pid} has executed another program");
+        assert!(done.stderr.contains(&told), "{source}: {}", done.stderr);
+        assert_eq!(look::differences(process.pid()), [], "{source}");
+        assert!(look::ours(process.pid()).is_empty(), "{source}");
+    }
 }

@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{PATIENCE, Restitch, Target, code, expect_message, finish, stoppable, with_time};
+use common::{PATIENCE, Restitch, Target, code, expect_message, finish, look, stoppable, with_time};
 use restitch_report::RunResult;
-use restitch_testkit::{Finished, SUCCESS, compile, program, run, scratch, skipped};
+use restitch_testkit::{Finished, Guarded, SUCCESS, compile, program, run, scratch, skipped, wait_until};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 fn compiled(source: &str) -> Option<PathBuf> {
     match compile(&program(source), &["-O2"]) {
@@ -98,6 +98,79 @@ fn a_running_process_is_traced_and_not_touched() {
     );
     assert!(std::fs::read_to_string(html).unwrap().contains("<th>overhead</th>"));
     assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "nothing is in the state directory");
+    target.stop();
+}
+
+/// Original code is traced: a layout that is in force is taken out, and said so.
+#[test]
+fn a_layout_goes_before_its_process_is_traced() {
+    let Some(original) = stoppable("switch.c", &["-O2"]) else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    if !has_breakpoints(&restitch) {
+        return;
+    }
+    let profile = folder.path().join("profile");
+    let mut target = Target::start(&original);
+    let pid = target.pid().to_string();
+    for tree in [&[][..], &["--tree"]] {
+        restitch.attach(target.pid(), &[]).expect(code::DONE);
+        assert!(!look::differences(target.pid()).is_empty());
+        let record = |duration| {
+            let mut command = restitch.command(&["record", "-p", &pid, "--source", "trace"]);
+            command.args(tree).args(["--overhead", "20", "--duration", duration, "-o"]).arg(&profile);
+            command
+        };
+        let first = finish(&mut record("1"));
+        assert!(first.stderr.contains("its layout is taken out for the recording"), "{}", first.stderr);
+        with_time(["3", "9", "27"], record).expect(code::DONE);
+        assert_eq!(look::differences_but_hook(target.pid()), []);
+        let shown = finish(restitch.command(&["profile", "show"]).arg(&profile));
+        assert!(shown.stdout.contains(&*original.file_name().unwrap().to_string_lossy()), "{}", shown.stdout);
+    }
+    target.stop();
+}
+
+/// One that traces a process and one that counts it are at work on it.
+#[test]
+fn restitches_that_record_the_same_process_know_of_each_other() {
+    let Some(original) = stoppable("switch.c", &["-O2"]) else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    if !has_breakpoints(&restitch) {
+        return;
+    }
+    let output = folder.path().join("profile");
+    let output = output.to_str().unwrap();
+    let mut target = Target::start(&original);
+    let pid = target.pid().to_string();
+    for (first, then) in [("trace", "count"), ("count", "trace")] {
+        let record = |source: &str, duration: &str| {
+            restitch.command(&[
+                "record",
+                "-p",
+                &pid,
+                "--source",
+                source,
+                "--duration",
+                duration,
+                "-o",
+                output,
+            ])
+        };
+        let mut working = record(first, "600");
+        let mut working = Guarded::spawn(working.stdout(Stdio::null()).stderr(Stdio::null())).unwrap();
+        let is_at_work = || match first {
+            "trace" => {
+                let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+                !status.lines().any(|line| line == "TracerPid:\t0")
+            }
+            _ => !look::differences(target.pid()).is_empty(),
+        };
+        wait_until(PATIENCE, || is_at_work().then_some(())).expect("the first one begins");
+        expect_message(&finish(&mut record(then, "1")), code::REFUSED, &["another restitch", "is at work"]);
+        let asked = Command::new("kill").args(["-TERM", &working.pid().to_string()]).status().unwrap();
+        assert!(asked.success() && working.wait_within(PATIENCE).is_some());
+        assert_eq!(look::differences_but_hook(target.pid()), []);
+    }
     target.stop();
 }
 

@@ -48,6 +48,20 @@ pub enum SessionError {
         /// Why.
         why: String,
     },
+    /// The process has ended before the work on it was done.
+    #[error("process {pid} ended {when}")]
+    Ended {
+        /// The process.
+        pid: i32,
+        /// When, in words, with the next step if there is one.
+        when: String,
+    },
+    /// The process executes another program by now, in which there is nothing of restitch.
+    #[error("process {pid} has executed another program meanwhile; name it again for that one")]
+    Executed {
+        /// The process.
+        pid: i32,
+    },
     /// There is no way to judge what was asked to be judged.
     #[error("judging the new layout of process {pid} for --revert-if-slower: {why}; nothing was changed")]
     Unjudged {
@@ -136,13 +150,13 @@ impl SessionError {
             Self::Proc(error) => of_proc(error),
             Self::Trace(error) => of_trace(error),
             Self::Perf(restitch_perf::PerfError::Denied { .. }) => ExitCode::NotPermitted,
-            Self::Perf(restitch_perf::PerfError::NoProcess { .. }) => ExitCode::Vanished,
+            Self::Perf(restitch_perf::PerfError::NoProcess { .. }) | Self::Ended { .. } => ExitCode::Vanished,
             Self::Perf(_) | Self::Command { .. } => ExitCode::Failure,
             Self::NotStarted(error) => ExitCode::of_start(&error.source),
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
             Self::Unjudged { .. } => ExitCode::Usage,
-            Self::Refused { .. } => ExitCode::Refused,
+            Self::Refused { .. } | Self::Executed { .. } => ExitCode::Refused,
             Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
             Self::Panicked { .. } => ExitCode::Failure,

@@ -6,6 +6,7 @@
 //! a [`SessionError`].
 
 pub mod busy;
+pub mod departure;
 mod error;
 pub mod hold;
 pub mod initial_sampling;

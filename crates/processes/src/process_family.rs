@@ -10,6 +10,7 @@ use restitch_address::Avma;
 use restitch_pipeline::Watcher;
 use restitch_procfs::{self as procfs, FileIdentity};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// For so long processes are watched for whether they work.
@@ -28,6 +29,8 @@ pub struct ProcessFamily {
     pub leader: i32,
     /// For each other family that works, its busiest process.
     pub elsewhere: Vec<i32>,
+    /// The leader's program, where it is not the named process.
+    program: PathBuf,
 }
 
 impl ProcessFamily {
@@ -49,6 +52,25 @@ impl ProcessFamily {
     }
 }
 
+impl ProcessFamily {
+    /// The error in place of one that tells of the leader's end, which nobody has named.
+    pub fn explain(&self, error: SessionError) -> SessionError {
+        let Self { named, leader, program, .. } = self;
+        match error {
+            SessionError::Ended { pid, when } if pid == *leader && leader != named => {
+                let program = program.display();
+                let why =
+                    format!("it runs {program}, and was taken since it worked and process {named} did not");
+                SessionError::Ended {
+                    pid,
+                    when: format!("{when} ({why}); name {named} again for those that work now"),
+                }
+            }
+            other => other,
+        }
+    }
+}
+
 /// Who is to lead the tree of process `named`: it, unless only descendants of it work that run its program at
 /// other addresses, or as another user. Without `tree` there is no choice, and none if `named` cannot be
 /// looked at: whoever opens it next tells why.
@@ -58,15 +80,16 @@ pub fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> ProcessFami
         _ => Vec::new(),
     };
     if families.len() < 2 {
-        return ProcessFamily { named, leader: named, elsewhere: Vec::new() };
+        return ProcessFamily { named, leader: named, elsewhere: Vec::new(), program: PathBuf::new() };
     }
     let before: BTreeMap<i32, Duration> =
         families.iter().flatten().map(|&pid| (pid, cpu_time(pid))).collect();
     std::thread::sleep(WATCHED);
     let used = |&pid: &i32| cpu_time(pid).saturating_sub(before[&pid]);
     let used = families.iter().map(|family| family.iter().map(|pid| (used(pid), *pid)).collect());
-    let family = choose(named, used.collect());
+    let mut family = choose(named, used.collect());
     if family.leader != named {
+        family.program = procfs::executable_path(family.leader).unwrap_or_default();
         watcher.note(&format!(
             "process {named} hardly works; {} does, which runs the same program at other addresses or as another user: it is taken, with those that were \
              forked with it",
@@ -88,7 +111,8 @@ fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> ProcessFamily {
     let works = |(i, family): (usize, &Vec<(Duration, i32)>)| {
         (i != taken && work(family) >= LEAST).then(|| busiest(family))
     };
-    ProcessFamily { named, leader, elsewhere: families.iter().enumerate().filter_map(works).collect() }
+    let elsewhere = families.iter().enumerate().filter_map(works).collect();
+    ProcessFamily { named, leader, elsewhere, program: PathBuf::new() }
 }
 
 /// `named` and those of its descendants that run its program, by the address at which that lies and the user
@@ -145,5 +169,21 @@ mod tests {
         assert_eq!(lead(&[&[(2, 1)], &[(150, 2)], &[(30, 4)]]), (2, vec![1, 4]), "hardly");
         assert_eq!(lead(&[&[(0, 1), (200, 5)], &[(150, 2)]]), (1, vec![2]), "its own children work");
         assert_eq!(lead(&[&[(0, 1)], &[(0, 2)]]), (1, vec![]), "nobody does");
+    }
+
+    #[test]
+    fn the_end_of_a_process_that_nobody_has_named_is_explained() {
+        let program = PathBuf::from("/usr/sbin/server");
+        let family = ProcessFamily { named: 1, leader: 20, elsewhere: Vec::new(), program };
+        let ended = |pid| SessionError::Ended { pid, when: "meanwhile".into() };
+        let told = family.explain(ended(20)).to_string();
+        assert!(
+            ["process 20 ended meanwhile", "/usr/sbin/server", "name 1 again"]
+                .iter()
+                .all(|w| told.contains(w)),
+            "{told}"
+        );
+        let own = ProcessFamily { leader: 1, ..family };
+        assert_eq!(own.explain(ended(1)).to_string(), ended(1).to_string());
     }
 }

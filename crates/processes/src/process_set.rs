@@ -261,6 +261,17 @@ impl ProcessSet {
         std::iter::once(&mut self.leader).chain(&mut self.others)
     }
 
+    /// Says so where the process after which the set is named has ended.
+    ///
+    /// # Errors
+    /// [`SessionError::Ended`] then.
+    pub fn verify_leader(&self) -> Result<(), SessionError> {
+        match self.leader_is_alive() {
+            true => Ok(()),
+            false => Err(SessionError::Ended { pid: self.leader.target().pid(), when: "meanwhile".into() }),
+        }
+    }
+
     /// Whether the process after which the set is named has not ended.
     pub fn leader_is_alive(&self) -> bool {
         self.leader.target().process.is_alive()

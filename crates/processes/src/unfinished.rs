@@ -41,7 +41,10 @@ pub fn or_given_back<T>(
                 "restitch: it is ending already: process {pid} is being given its original code back"
             ));
             watcher.phase("giving back", None);
-            if let Err(failure) = set.take_back(watcher) {
+            // In another program that it executes by now there is nothing.
+            if let Err(failure) = set.take_back(watcher)
+                && !set.leader.target().has_executed()
+            {
                 return Err(SessionError::NotGivenBack {
                     pid,
                     error: Box::new(error),

@@ -25,6 +25,7 @@ use restitch_apply_process::{ProcessError, VersionKind};
 use restitch_pipeline::ExitCode;
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
+use restitch_processes::departure::or_departure;
 use restitch_processes::hold::holding;
 use restitch_processes::interrupt::heed;
 use restitch_processes::modules::{Analyses, Chosen, analyze, choose};
@@ -116,7 +117,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let mut tracing = Tracing::within(options.how.overhead, options.how.depth);
     let period = options.how.period.map(Period::time).transpose()?;
     tracing.options.period = period.map(|time| time.as_nanos() as u64);
-    let mut launched = None;
+    let (mut launched, mut family) = (None, None);
     let (mut set, prepared, duration) = match options.subject {
         TraceSubject::Process(pid, duration) => {
             let set = open_running(pid, false)?;
@@ -124,7 +125,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
             (set, Prepared::default(), Some(duration))
         }
         TraceSubject::Tree(named, duration) => {
-            let family = at_work(named, true, watcher);
+            let family = family.insert(at_work(named, true, watcher));
             family.warnings().iter().for_each(|told| watcher.note(told));
             let set = open_running(family.leader, true)?;
             set.left_out().iter().for_each(|told| watcher.note(told));
@@ -146,7 +147,12 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     };
     let pid = set.leader.target().pid();
     let traced = or_given_back(&mut set, watcher, |set, watcher| {
-        trace_process(set, prepared, duration, tracing, &mut records, watcher)
+        let traced = trace_process(set, prepared, duration, tracing, &mut records, watcher);
+        traced.map_err(|error| if duration.is_some() { or_departure(error, set) } else { error })
+    });
+    let traced = traced.map_err(|error| match &family {
+        Some(family) => family.explain(error),
+        None => error,
     });
     watcher.phase("analysing", None);
     let status = traced.as_ref().ok().zip(launched).map(|(t, process)| exit_status(t.report.exit, process));
@@ -198,10 +204,9 @@ fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
          `--source trace` records from a program's first instruction on"
             .into()
     } else if !set.leader_is_alive() {
-        format!(
-            "process {pid} ended before its tracing versions were ready; `record --source burst -- COMMAND` holds a \
-             command until they are, `--source trace` needs none"
-        )
+        let when = "before its tracing versions were ready; `record --source burst -- COMMAND` holds a command until \
+                    they are, `--source trace` needs none";
+        return SessionError::Ended { pid, when: when.into() };
     } else {
         format!("process {pid} used too little CPU time to be traced; try again under load")
     })
@@ -649,7 +654,7 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
     }
     match set.refresh().and_then(|()| set.switch(&[], VersionKind::Burst, watcher)) {
         Ok(_) => {}
-        Err(error) if has_ended(set, &error) => return Ok(None),
+        Err(error) if has_ended(set, &error) || set.leader.target().has_executed() => return Ok(None),
         Err(error) => return Err(error),
     }
     Ok(set.reclaim().into_iter().next().map(|(_, _, why)| why))

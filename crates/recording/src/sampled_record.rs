@@ -148,6 +148,9 @@ fn of_set(
     }
     sampler.end()?;
     taking.take_all(sampler.drain(), Some((&set, &mut maps)));
+    if taking.records.modules() == 0 && AskedToEnd::signal().is_none() {
+        set.verify_leader()?;
+    }
     if tree {
         watcher.note(&in_processes(&taking.records));
     }

@@ -1,14 +1,15 @@
 //! `record --source trace`: a profile from software branch tracing ([`restitch_trace`]), which changes
-//! nothing in the process.
+//! nothing in the process; a layout that is in force in it goes before.
 
 use crate::branch_records::BranchRecords;
 use crate::period::Period;
 use restitch_pipeline::Watcher;
 use restitch_pipeline::profiles::ProfileOutput;
 use restitch_processes::SessionError;
+use restitch_processes::busy::when_not_traced;
 use restitch_processes::interrupt::heed;
 use restitch_processes::process_family::at_work;
-use restitch_processes::process_set::{ProcessSet, process_of};
+use restitch_processes::process_set::{ProcessSet, process_of, taken_out};
 use restitch_procfs::{self as procfs, ProcessId};
 use restitch_trace::{LookAhead, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
 use restitch_tracee::{
@@ -86,7 +87,7 @@ pub struct Traced {
 /// Traces, and writes the profile file whole or not at all.
 ///
 /// # Errors
-/// [`SessionError`]. The process was not changed.
+/// [`SessionError`]. The process was not changed, but for a layout that was taken out.
 pub fn record_traced(
     mut options: TraceRecordOptions,
     watcher: &mut dyn Watcher,
@@ -108,8 +109,11 @@ pub fn record_traced(
         None => (TraceOptions::default().event, None),
     };
     let tracing = TraceOptions { depth, overhead, event, period, look_ahead, ..TraceOptions::default() };
+    // Locked for as long as it is traced.
+    let mut set = None;
     let (process, report) = match options.subject {
         TraceSubject::Process(pid, duration) => {
+            set = Some(open_original(pid, false, watcher)?);
             records.open(pid)?;
             let tracing =
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
@@ -118,15 +122,18 @@ pub fn record_traced(
         TraceSubject::Tree(named, duration) => {
             let family = at_work(named, true, watcher);
             let pid = family.leader;
+            let tree = set.insert(open_original(pid, true, watcher)?);
             records.open(pid)?;
-            let mut set = ProcessSet::open(pid, true)?;
-            set.left_out().iter().for_each(|told| watcher.note(told));
-            let others = relatives(&mut set, &mut records)?;
+            tree.left_out().iter().for_each(|told| watcher.note(told));
+            let others = relatives(tree, &mut records)?;
             let tracing =
                 TraceOptions { duration: Some(duration), restartable: records.restartable(pid), ..tracing };
             let report = trace_together(pid, &others, tracing, AskedToEnd::flag(), &mut records)?;
             family.warnings().iter().for_each(|told| watcher.note(told));
             watcher.note(&in_processes(&records));
+            if records.modules() == 0 && AskedToEnd::signal().is_none() {
+                tree.verify_leader().map_err(|error| family.explain(error))?;
+            }
             (None, report)
         }
         TraceSubject::Command(command) => {
@@ -141,12 +148,26 @@ pub fn record_traced(
     let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
         heed()?;
+        set.iter().try_for_each(ProcessSet::verify_leader)?;
         let why = "the process used too little CPU time to be traced; try again under load";
         return Err(SessionError::nothing_to_do(why));
     }
     let coverage = records.coverage();
     records.save(&options.output, watcher)?;
     Ok(Traced { modules, elsewhere, in_vdso, coverage, status, report })
+}
+
+/// Opens processes that are to be traced in their original code: a layout that is in force is taken out.
+fn open_original(pid: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<ProcessSet, SessionError> {
+    when_not_traced(pid)?;
+    let mut set = ProcessSet::open(pid, tree)?;
+    if set.all().any(|live| !live.journal().is_empty()) {
+        watcher.note(&taken_out(pid));
+        set.take_back(watcher)?;
+        set.reclaim_patiently();
+        heed()?;
+    }
+    Ok(set)
 }
 
 /// The other processes of a tree, the busiest first: there may be more threads than events can be opened for.

@@ -16,9 +16,10 @@ use restitch_pipeline::imports::adopt_targets;
 use restitch_pipeline::timings::Timings;
 use restitch_pipeline::{ExitCode, Watcher};
 use restitch_processes::SessionError;
+use restitch_processes::departure::or_departure;
 use restitch_processes::interrupt::heed;
 use restitch_processes::modules::Chosen;
-use restitch_processes::process_family::at_work;
+use restitch_processes::process_family::{ProcessFamily, at_work};
 use restitch_processes::process_set::{ProcessSet, refuse_unchangeable};
 use restitch_processes::refusal::with_what_is_left;
 use restitch_processes::sampling::IpSamples;
@@ -59,7 +60,8 @@ pub(crate) fn attach_round(
     let result = until_modules_stay(watcher, |churn, watcher| {
         let mut phases = Timings::new();
         let inputs = Inputs::read(options, round)?;
-        let (mut set, result) = open(options, churn, watcher)?;
+        let family = at_work(options.pid, options.tree, watcher);
+        let (mut set, result) = open(options, &family, churn)?;
         let windows = windows_for(options, &set)?;
         phases.end("opening");
         if !options.dry_run {
@@ -68,8 +70,10 @@ pub(crate) fn attach_round(
         or_given_back(&mut set, watcher, |set, watcher| {
             let left_out = LeftOut::default();
             let job = Job { options, churn, set: &mut *set, windows, left_out, phases, result, watcher };
-            attach_to(job, &inputs).map_err(|error| with_what_is_left(error, set.leader.target()))
+            let attached = attach_to(job, &inputs);
+            attached.map_err(|error| with_what_is_left(or_departure(error, set), set.leader.target()))
         })
+        .map_err(|error| family.explain(error))
     });
     if result.is_err()
         && let Ok(dir) = StateDir::open()
@@ -83,10 +87,9 @@ pub(crate) fn attach_round(
 /// The processes, and a result with what there is to say of them.
 fn open(
     options: &AttachOptions,
+    family: &ProcessFamily,
     churn: &ModuleChurn,
-    watcher: &mut dyn Watcher,
 ) -> Result<(ProcessSet, RunResult), SessionError> {
-    let family = at_work(options.pid, options.tree, watcher);
     refuse_unchangeable(family.leader)?;
     let mut set = ProcessSet::open_to_change(family.leader, options.tree)?;
     set.retargeted_slots = options.slots;

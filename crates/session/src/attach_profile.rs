@@ -77,6 +77,7 @@ pub(crate) fn profile_it(job: &mut Job<'_>, source: SourceChoice, vote: bool) ->
 fn sample(job: &mut Job<'_>, length: Length) -> Result<(Vec<Window>, IpSamples, Vec<Chosen>), SessionError> {
     job.watcher.phase("sampling", Some(length.most().as_secs_f64()));
     let look = look_at(job.set, length, &mut job.windows)?;
+    heed()?;
     let before = look.before.clone();
     job.phases.end("sampling");
     job.watcher.phase("analysing", None);

@@ -99,7 +99,7 @@ enum End {
 impl End {
     fn why(self) -> &'static str {
         match self {
-            Self::Asked => "it was asked to end; the layout stays",
+            Self::Asked => "it was asked to end",
             Self::Process => "the process has ended",
             Self::Program => "the process has executed another program",
             Self::Changed => "another restitch has changed the process",
@@ -265,7 +265,11 @@ impl Session<'_> {
         mut round: report::Round,
         watcher: &mut dyn Watcher,
     ) -> Result<Option<End>, SessionError> {
-        let is_idle = matches!(error, SessionError::Pipeline(PipelineError::NothingToDo(_)));
+        // One that worked for the named process has ended: others may come in its place.
+        let named = self.options.attach.pid;
+        let is_replaced =
+            matches!(&error, SessionError::Ended { pid, .. } if *pid != named && is_alive(named));
+        let is_idle = is_replaced || matches!(error, SessionError::Pipeline(PipelineError::NothingToDo(_)));
         let is_asked = matches!(error, SessionError::Interrupted { .. });
         if is_asked || *cause == Cause::First && !is_idle {
             return Err(error);
@@ -437,29 +441,24 @@ impl Session<'_> {
         sampling.finish()
     }
 
-    fn summary(&self, end: Option<End>) -> report::Continuous {
+    fn summary(&self, ended: Option<String>) -> report::Continuous {
         report::Continuous {
             rounds: self.rounds.clone(),
             seconds: self.begun.elapsed().as_secs_f64(),
             samples: self.samples,
             sample_sets: self.phases.sets(),
             behaviours: self.phases.len() as u64,
-            ended: end.map(|end| end.why().into()),
+            ended,
         }
     }
 
     /// The result of all.
     fn finish(mut self, end: End, told: &mut dyn FnMut(&RunResult)) -> Result<RunResult, SessionError> {
-        let summary = self.summary(Some(end));
-        let Some(mut result) = self.result.take() else {
-            heed()?;
-            let why = self.rounds.last().and_then(|round| round.error.clone()).unwrap_or_default();
-            return Err(SessionError::nothing_to_do(format!(
-                "{}, and nothing was optimized before: {why}",
-                end.why()
-            )));
-        };
         let looked = ProcessSet::open_to_look(self.leader, false).map(|set| in_force(&set));
+        let is_in_force = looked.as_ref().is_ok_and(|versions| !versions.is_empty());
+        let stays = if end == End::Asked && is_in_force { "; the layout stays" } else { "" };
+        let summary = self.summary(Some(format!("{}{stays}", end.why())));
+        let Some(mut result) = self.result.take() else { return Err(self.without_result(end, is_in_force)) };
         let is_lost = looked.is_ok_and(|versions| versions.is_empty())
             && has_memory(self.leader)
             && result.outcome == Outcome::InForce;
@@ -473,6 +472,29 @@ impl Session<'_> {
         result.continuous = Some(summary);
         told(&result);
         Ok(result)
+    }
+
+    /// Why there is no result. A layout may be in force all the same: one that was there before.
+    fn without_result(&self, end: End, is_in_force: bool) -> SessionError {
+        let pid = self.leader;
+        let why = self.rounds.last().and_then(|round| round.error.clone()).unwrap_or_default();
+        match (end, heed()) {
+            (End::Asked, Err(SessionError::Interrupted { signal, .. })) => {
+                let has = match is_in_force {
+                    true => format!("the layout that is in force in process {pid} stays"),
+                    false => format!("process {pid} has its original code"),
+                };
+                let then = format!("{has}, and nothing was optimized before: {why}");
+                SessionError::Interrupted { signal, then }
+            }
+            (End::Process, _) => {
+                SessionError::Ended { pid, when: format!("before anything was optimized: {why}") }
+            }
+            (End::Program, _) => SessionError::Executed { pid },
+            _ => {
+                SessionError::nothing_to_do(format!("{}, and nothing was optimized before: {why}", end.why()))
+            }
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use restitch_pipeline::derivation;
 use restitch_pipeline::profiles::{ProfileOutput, save_counts};
 use restitch_pipeline::timings::Timings;
 use restitch_processes::SessionError;
+use restitch_processes::departure::or_departure;
 use restitch_processes::initial_sampling::{LEAST_SAMPLES, Length};
 use restitch_processes::interrupt::heed;
 use restitch_processes::modules::{Analyses, Chosen, choose};
@@ -106,8 +107,9 @@ fn record_process(
     set.room_for_more()?;
     or_given_back(&mut set, watcher, |set, watcher| {
         record_set(set, duration, churn, &family, phases, watcher)
-            .map_err(|error| with_what_is_left(error, set.leader.target()))
+            .map_err(|error| with_what_is_left(or_departure(error, set), set.leader.target()))
     })
+    .map_err(|error| family.explain(error))
 }
 
 /// Samples and counts in a set that is open.
