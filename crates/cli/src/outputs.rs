@@ -29,8 +29,8 @@ impl Outputs<'_> {
         check_outputs(&[self.json, self.html])
     }
 
-    /// Writes the result where it was asked for, and says what could not be written; whether all was. Standard
-    /// output is the command's own unless JSON is to go there.
+    /// Writes the result where it was asked for, and says what could not be written; whether all was.
+    /// Standard output is the command's own unless JSON is to go there.
     pub fn publish_beside(&self, result: &RunResult) -> bool {
         if self.is_printed()
             && let Ok(json) = as_json(result)

@@ -5,8 +5,8 @@ use crate::SessionError;
 use crate::process_set::ProcessSet;
 use restitch_pipeline::ExitCode;
 
-/// The error in place of `error`, which has come while a set was worked on, if its leader has ended by now, or
-/// executes another program. Faults of restitch's own, and requests to end, are told in any case.
+/// The error in place of `error`, which has come while a set was worked on, if its leader has ended by now,
+/// or executes another program. Faults of restitch's own, and requests to end, are told in any case.
 pub fn or_departure(error: SessionError, set: &ProcessSet) -> SessionError {
     use ExitCode::{BadInput, Failure, NotPermitted, NothingToDo, Refused, Vanished};
     let may_follow =

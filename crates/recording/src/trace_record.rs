@@ -224,8 +224,8 @@ fn trace_command(
             Ok((process, report))
         });
         let traced = traced.map_err(|source| NotStarted::new(&program, source))?;
-        // The descriptor for that must not be the tracing thread's. An error: the command could not be started,
-        // which the thread says.
+        // The descriptor for that must not be the tracing thread's. An error: the command could not be
+        // started, which the thread says.
         if let Ok(process) = is_started.recv() {
             let process: ProcessId = process;
             AskedToEnd::stand_for(process.pid);

@@ -36,7 +36,8 @@ pub fn compile_with_llvm_runtime(source: &Path, flags: &[&str]) -> Result<PathBu
 /// The Rust program `source`, linked statically with musl.
 ///
 /// # Errors
-/// As [`compile_with`](crate::compile_with); [`Error::Missing`] also without Rust's standard library for musl.
+/// As [`compile_with`](crate::compile_with); [`Error::Missing`] also without Rust's standard library for
+/// musl.
 pub fn compile_rust_with_musl(source: &Path) -> Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-musl";
     let flags = ["--edition", "2024", "-O", "--target", TARGET];
