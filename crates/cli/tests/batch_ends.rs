@@ -56,8 +56,8 @@ fn what_a_terminal_sends_ends_the_command_and_not_the_report() {
 
 #[test]
 fn a_request_to_end_is_passed_on() {
-    for (script, expected) in [("trap 'exit 9' TERM HUP", 9), (":", 0)] {
-        for (signal, number) in [("TERM", 15), ("HUP", 1)] {
+    for (script, expected) in [("trap 'exit 9' TERM HUP INT", 9), (":", 0)] {
+        for (signal, number) in [("TERM", 15), ("HUP", 1), ("INT", 2)] {
             let batch = Batch::new();
             let (mut running, command) = waiting(&batch, script);
             send(signal, &running.pid().to_string());

@@ -2,10 +2,10 @@
 //! ours.
 //!
 //! Problem: a terminal sends ^C to the whole group; whoever started us signals us alone, and means the
-//! command. Idea: while the command runs, the signals that end things are handled. What the terminal sends
-//! (SIGINT, SIGQUIT) the command has got itself; SIGTERM and SIGHUP are passed on to it, unless they come
-//! from the kernel, who sends them to groups. What came while the command was being started it may not have
-//! got: that is passed on, whoever sent it. What this program was told to ignore stays ignored.
+//! command. Idea: while the command runs, the signals that end things are handled. What comes from the kernel,
+//! the terminal's, the command has got itself; what a process sends is passed on to it. What came while the
+//! command was being started it may not have got: that is passed on, whoever sent it. What this program was
+//! told to ignore stays ignored.
 //!
 //! The command starts with the dispositions and the mask that this program was started with. For SIGPIPE,
 //! which Rust's run time changes before `main`, the disposition is noted before that ([`NOTE`]). Signals are
@@ -23,10 +23,8 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What the terminal sends to the command as well.
-const OF_TERMINAL: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
-/// What is passed on.
-const PASSED_ON: [i32; 2] = [libc::SIGTERM, libc::SIGHUP];
+/// What is handled.
+const HANDLED: [i32; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP];
 /// How often the command is looked at where the kernel (before 5.3) does not tell its end.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -59,8 +57,7 @@ extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
     // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno`
     // is this thread's.
     let (code, errno) = unsafe { ((*info).si_code, libc::__errno_location()) };
-    let is_sent = PASSED_ON.contains(&signal) && code != libc::SI_KERNEL;
-    if is_sent || STARTING.load(Ordering::SeqCst) {
+    if code != libc::SI_KERNEL || STARTING.load(Ordering::SeqCst) {
         NOTED.fetch_or(1 << signal, Ordering::SeqCst);
     }
     // SAFETY: `errno` belongs to this thread. The descriptor is an event counter, or -1 or closed, which is
@@ -96,7 +93,7 @@ impl Handled {
     fn begin() -> Self {
         // SAFETY: no pointers.
         HANDLING.store(unsafe { libc::getpid() }, Ordering::SeqCst);
-        let wanted = OF_TERMINAL.iter().chain(&PASSED_ON).copied().filter(|s| !is_ignored(*s));
+        let wanted = HANDLED.into_iter().filter(|s| !is_ignored(*s));
         let handler = note as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
         let handle =
             |s: &i32| set_disposition(*s, handler as usize, libc::SA_SIGINFO | libc::SA_RESTART).is_ok();
@@ -202,7 +199,7 @@ impl Foreground {
 
     fn pass_on(&self) {
         let noted = NOTED.swap(0, Ordering::SeqCst);
-        for signal in OF_TERMINAL.into_iter().chain(PASSED_ON).filter(|s| noted & (1 << s) != 0) {
+        for signal in HANDLED.into_iter().filter(|s| noted & (1 << s) != 0) {
             // SAFETY: no pointers. The child was not waited for, so the number is its own.
             unsafe { libc::kill(self.child.id() as i32, signal) };
         }
