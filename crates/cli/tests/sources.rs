@@ -290,3 +290,49 @@ fn a_short_command_gives_bursts_or_says_why_not() {
     finish(command.arg(&original).arg("--profile").arg(&profile).arg("-o").arg(&output)).expect(code::DONE);
     run(&mut Command::new(&output), PATIENCE).expect(SUCCESS);
 }
+
+/// Threads that come when the recording is under way, and all work.
+const THREADS: &str = r#"
+#include <pthread.h>
+static pthread_barrier_t all_there;
+static void *work(void *argument) {
+    pthread_barrier_wait(&all_there);
+    volatile unsigned long sum = 0;
+    for (unsigned long i = 0; i < 3000000; i++) sum += i & 1 ? i : 3 * i;
+    return argument;
+}
+int main(void) {
+    pthread_t threads[100];
+    pthread_barrier_init(&all_there, 0, 100);
+    for (int i = 0; i < 100; i++) if (pthread_create(&threads[i], 0, work, 0)) return 1;
+    for (int i = 0; i < 100; i++) pthread_join(threads[i], 0);
+    return 42;
+}
+"#;
+
+/// There are descriptors for some of them only.
+#[test]
+fn threads_that_are_left_out_for_want_of_descriptors_are_told() {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let source = folder.path().join("threads.c");
+    std::fs::write(&source, THREADS).expect("writable");
+    let flags = ["-O1", "-pthread"];
+    let Ok(program) = restitch_testkit::compile_with("gcc", &source, &flags) else {
+        return skipped("no gcc");
+    };
+    if !has_breakpoints(&restitch) {
+        return;
+    }
+    let (profile, json) = (folder.path().join("profile"), folder.path().join("json"));
+    let recording = restitch.command(&["record", "--source", "trace", "--overhead", "20%", "-o"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]).arg(recording.get_program());
+    command.args(recording.get_args()).arg(&profile).arg("--json").arg(&json).arg("--").arg(&program);
+    let recorded = finish(command.env("RESTITCH_STATE_DIR", restitch.state()));
+    expect_message(&recorded, SUCCESS, &["threads were not recorded", "RLIMIT_NOFILE", "`ulimit -n`"]);
+    let result: RunResult =
+        serde_json::from_slice(&std::fs::read(&json).expect("it is written")).expect("a result");
+    let missed = result.branch_records.as_ref().expect("it was traced").missed_threads;
+    assert!((1..100).contains(&missed), "{missed}");
+    assert!(result.warnings.iter().any(|w| w.starts_with(&format!("{missed} threads"))), "{result:?}");
+}

@@ -111,7 +111,7 @@ impl Event {
 }
 
 /// Lets this process open as many files as it may ask for.
-pub(crate) fn raise_file_limit() {
+pub fn raise_file_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls read or write the live local only.
     unsafe {

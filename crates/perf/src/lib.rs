@@ -30,6 +30,7 @@ pub use alarm_choice::Vendor;
 pub use cost::sample_cost;
 pub use counters::{CounterEvent, CounterOptions, Counters, Reading};
 pub use error::PerfError;
+pub use event::raise_file_limit;
 pub use front_end::front_end_events;
 pub use pmu::{Availability, Pmu, PmuFacts};
 pub use record::{Branch, Record, RecordLayout, Sample, parse_record};

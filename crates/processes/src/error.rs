@@ -174,7 +174,7 @@ fn of_branch_trace(error: &restitch_trace::BranchTraceError) -> ExitCode {
         B::Perf(PerfError::Denied { .. }) => ExitCode::NotPermitted,
         B::Perf(PerfError::NoProcess { .. }) => ExitCode::Vanished,
         B::NoSignal { .. } => ExitCode::Refused,
-        B::Perf(_) | B::Thread { .. } | B::Window { .. } => ExitCode::Failure,
+        B::Perf(_) | B::Thread { .. } | B::Window { .. } | B::NoFiles { .. } => ExitCode::Failure,
     }
 }
 

@@ -32,6 +32,16 @@ pub enum BranchTraceError {
         /// Why not.
         source: std::io::Error,
     },
+    /// There are too few descriptors for another thread.
+    #[error(
+        "opening the events of thread {tid}: {source} (RLIMIT_NOFILE; each thread takes some); raise the limit (`ulimit -n`), or record fewer threads"
+    )]
+    NoFiles {
+        /// The thread.
+        tid: i32,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
     /// The tracing thread could not be started.
     #[error("starting a thread to trace process {pid}: {source}; free memory or processes and try again")]
     Thread {
@@ -40,4 +50,16 @@ pub enum BranchTraceError {
         /// Why not.
         source: std::io::Error,
     },
+}
+
+impl BranchTraceError {
+    /// Whether the process or thread is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        match self {
+            Self::Trace(error) => error.is_gone(),
+            Self::Proc(error) => matches!(error, ProcError::Gone { .. } | ProcError::Reused { .. }),
+            Self::Perf(error) => matches!(error, PerfError::NoProcess { .. }),
+            _ => false,
+        }
+    }
 }

@@ -39,6 +39,7 @@ mod oracle_tests;
 mod pace;
 mod relay;
 mod report;
+mod reserve;
 mod signal;
 mod spin_wait;
 mod thread;

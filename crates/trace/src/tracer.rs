@@ -3,6 +3,7 @@
 use crate::code::LiveCode;
 use crate::data::{Data, Pages};
 use crate::pace::Pace;
+use crate::reserve::leaving_some;
 use crate::spin_wait::SpinWait;
 use crate::thread::{Chase, Phase, Thread, state_of};
 use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, signal};
@@ -191,7 +192,10 @@ impl<'a> Tracer<'a> {
             Err(error) => return self.report.left_out.push((relative.pid, error.to_string())),
         };
         let tids: Vec<i32> = self.followed.threads_of(pid).collect();
-        let Ok(code) = LiveCode::open(pid) else { return };
+        let code = match LiveCode::open(pid) {
+            Ok(code) => code,
+            Err(error) => return self.missed_unless_gone(error),
+        };
         if tids.is_empty() {
             // It has ended, or is a child of one of the others that is about to be reported.
             return;
@@ -207,7 +211,8 @@ impl<'a> Tracer<'a> {
     /// Opens the events of a thread. One that has ended already is left out.
     fn add_thread(&mut self, pid: i32, tid: i32) -> Result<(), BranchTraceError> {
         let period = self.pace.first_period();
-        match Thread::open(pid, tid, self.options.event, self.signal, period) {
+        let (event, signal) = (self.options.event, self.signal);
+        match leaving_some(tid, || Thread::open(pid, tid, event, signal, period)) {
             Ok(thread) => {
                 self.report.threads += 1;
                 self.threads.insert(tid, thread);
@@ -215,7 +220,7 @@ impl<'a> Tracer<'a> {
                 self.cpu.insert(tid, (pid, now, now));
                 Ok(())
             }
-            Err(BranchTraceError::Perf(restitch_perf::PerfError::NoProcess { .. })) => Ok(()),
+            Err(error) if error.is_gone() => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -223,6 +228,9 @@ impl<'a> Tracer<'a> {
     fn run_to_the_end(mut self, stop: &AtomicBool) -> Result<TraceReport, BranchTraceError> {
         let result = self.run(stop);
         self.finish_all();
+        if let Some(error) = self.followed.take_unfollowed() {
+            self.missed_unless_gone(error.into());
+        }
         result.map(|()| self.report)
     }
 
@@ -291,10 +299,19 @@ impl<'a> Tracer<'a> {
     /// A process that is gone already, or for which no events can be opened, is no reason to give up the
     /// others.
     fn add_process(&mut self, pid: i32, restartable: Vec<AvmaRange>) {
-        let Ok(code) = LiveCode::open(pid) else { return };
+        let code = match LiveCode::open(pid) {
+            Ok(code) => code,
+            Err(error) => return self.missed_unless_gone(error),
+        };
         self.processes.insert(pid, Process { code, restartable });
         let opened = self.add_thread(pid, pid);
         self.report.missed.note(opened);
+    }
+
+    fn missed_unless_gone(&mut self, error: BranchTraceError) {
+        if !error.is_gone() {
+            self.report.missed.note(Err(error));
+        }
     }
 
     /// Another program: nothing that was known of the old one is true.

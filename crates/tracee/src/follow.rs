@@ -118,6 +118,8 @@ pub struct Followed {
     known: Option<(i32, Registers)>,
     /// Where signals are not delivered before the caller has seen it.
     catching: Vec<AvmaRange>,
+    /// Why a new thread or process is not followed, if there is one.
+    unfollowed: Option<TraceError>,
     /// Until when nobody sleeps.
     awake: Option<Instant>,
     timer: WakeTimer,
@@ -209,6 +211,7 @@ impl Followed {
             known: None,
             catching: Vec::new(),
             awake: None,
+            unfollowed: None,
             timer,
             _urgent: Urgent::begin(),
             not_send: PhantomData,
@@ -262,6 +265,17 @@ impl Followed {
     /// The process that was seized first.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    fn note_unfollowed(&mut self, error: TraceError) {
+        if !error.is_gone() {
+            self.unfollowed.get_or_insert(error);
+        }
+    }
+
+    /// Why a new thread or process was not followed, if there was one that has not just ended.
+    pub fn take_unfollowed(&mut self) -> Option<TraceError> {
+        self.unfollowed.take()
     }
 
     /// The threads that are followed, of all processes.
@@ -388,10 +402,14 @@ impl Followed {
 
     /// A tracee that was attached by itself: a thread, or a process that a followed one has made.
     fn arrived(&mut self, tid: i32) -> Result<Handled, TraceError> {
-        let Ok(status) = procfs::status(tid) else {
-            // It is ending: whatever it still reports is answered.
-            self.quietly(sys::resume(tid, Resume::Continue, 0))?;
-            return Ok(Handled::Done);
+        let status = match procfs::status(tid) {
+            Ok(status) => status,
+            // It is ending (or cannot be looked at): whatever it still reports is answered.
+            Err(error) => {
+                self.note_unfollowed(error.into());
+                self.quietly(sys::resume(tid, Resume::Continue, 0))?;
+                return Ok(Handled::Done);
+            }
         };
         let (pid, parent) = (status.tgid.unwrap_or(tid), status.ppid.unwrap_or(self.pid));
         if self.processes.contains_key(&pid) {
@@ -399,10 +417,16 @@ impl Followed {
             self.held.insert(tid);
             return Ok(Handled::Event(FollowEvent::Started { tid }));
         }
-        let memory = Memory::open_read_only(pid);
-        let (Children::Follow, true, Ok(memory)) = (self.children, pid == tid, memory) else {
-            self.quietly(sys::detach(tid, 0))?;
-            return Ok(Handled::Done);
+        let wanted = self.children == Children::Follow && pid == tid;
+        let memory = match wanted.then(|| Memory::open_read_only(pid)) {
+            Some(Ok(memory)) => memory,
+            other => {
+                if let Some(Err(error)) = other {
+                    self.note_unfollowed(error);
+                }
+                self.quietly(sys::detach(tid, 0))?;
+                return Ok(Handled::Done);
+            }
         };
         self.processes.insert(pid, memory);
         self.threads.insert(tid, pid);

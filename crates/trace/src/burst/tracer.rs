@@ -16,10 +16,11 @@ use super::reading::{Over, note, read};
 use super::{BurstCode, BurstEnd, BurstReport, Refusal};
 use crate::Sink;
 use crate::pace::Pace;
+use crate::reserve::leaving_some;
 use crate::{BranchTraceError, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::window::{self, Taken};
-use restitch_perf::{AlarmEvent, PerfError, ThreadAlarm};
+use restitch_perf::{AlarmEvent, ThreadAlarm};
 use restitch_procfs as procfs;
 use restitch_tracee::{Children, FollowEvent, Followed, Registers, be_punctual};
 use std::collections::BTreeMap;
@@ -183,13 +184,14 @@ impl<'a> Tracer<'a> {
     }
 
     fn add_thread(&mut self, tid: i32) -> Result<(), BranchTraceError> {
-        let open = |period| -> Result<ThreadAlarm, PerfError> {
+        let open = |period| -> Result<ThreadAlarm, BranchTraceError> {
             let alarm = ThreadAlarm::open(tid, AlarmEvent::TaskClock, self.signal)?;
             alarm.set_period(period)?;
             alarm.start()?;
             Ok(alarm)
         };
-        match open(self.pace.first_period()) {
+        let period = self.pace.first_period();
+        match leaving_some(tid, || open(period)) {
             Ok(alarm) => {
                 self.report.threads += 1;
                 self.threads.insert(tid, Thread { alarm, rseq: None });
@@ -197,8 +199,8 @@ impl<'a> Tracer<'a> {
                 self.cpu.insert(tid, (now, now));
                 Ok(())
             }
-            Err(PerfError::NoProcess { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+            Err(error) if error.is_gone() => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
