@@ -644,3 +644,34 @@ fn small_programs_have_sizes() {
     assert!(size.contains(" B,") || size.contains(" KiB,"), "{size}");
     assert!(!size.contains(" 0"), "{size}");
 }
+
+/// With few descriptors something fails before the command runs, or the command runs.
+#[test]
+fn a_limit_that_keeps_a_command_from_being_started_is_not_its_fault() {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let profile = folder.path().join("profile");
+    let profile = profile.to_str().expect("text");
+    let ways = [
+        vec!["run", "--warm-up", "600"],
+        vec!["batch", "--quiet", "--finish", "later"],
+        vec!["record", "--source", "trace", "-o", profile],
+        vec!["record", "--source", "count", "-o", profile],
+    ];
+    let mut told = 0;
+    for limit in 4..24 {
+        let way = &ways[limit % ways.len()];
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")]);
+        command.arg(env!("CARGO_BIN_EXE_restitch")).args(way).args(["--", "/bin/true"]);
+        command
+            .env("RESTITCH_STATE_DIR", restitch.state())
+            .env("RESTITCH_CACHE_DIR", folder.path().join("cache"));
+        let done = finish(&mut command);
+        let code = done.status.code();
+        let is_fault_of_command = matches!(code, None | Some(code::NOT_STARTED | code::NOT_FOUND));
+        assert!(!is_fault_of_command, "{limit} for {way:?}: {code:?}: {}", done.stderr);
+        told +=
+            u32::from(done.stderr.contains("cannot start /bin/true") && done.stderr.contains("`ulimit -n`"));
+    }
+    assert!(told > 0, "no limit kept the command from being started");
+}

@@ -1,10 +1,10 @@
 //! A state directory that takes nothing any more in the middle: the process gets its original code back all
-//! the same, also by a later `revert`.
+//! the same, also by a later `revert`. A result that cannot be written hides nothing of what is done.
 
 mod common;
 
-use common::{PATIENCE, Target, code, look, stoppable};
-use restitch_testkit::{Guarded, TempDir, require, scratch, wait_until};
+use common::{PATIENCE, Restitch, Target, code, expect_message, look, stoppable};
+use restitch_testkit::{Guarded, SUCCESS, TempDir, compile, program, require, scratch, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -139,5 +139,67 @@ fn a_layout_is_taken_out_without_room() {
         refused.expect(code::FAILURE);
         assert_original(&small, &mut target, way);
         target.stop();
+    }
+}
+
+/// Can be opened, and not be written.
+const FULL: &str = "/dev/full";
+
+#[test]
+fn a_layout_whose_result_cannot_be_written_is_in_force_and_said_to_be() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let restitch = Restitch::new();
+    let mut target = Target::start(&program);
+    let undo = format!("`restitch revert {}`", target.pid());
+    for option in ["--json", "--html"] {
+        let done = restitch.attach(target.pid(), &[option, FULL]);
+        expect_message(&done, code::FAILURE, &[FULL, "No space left", "in force all the same", &undo]);
+        assert!(!done.stdout.is_empty(), "the result is printed");
+        assert!(!look::differences(target.pid()).is_empty(), "{}", done.stderr);
+        target.assert_goes_back(&restitch);
+    }
+    target.stop();
+}
+
+#[test]
+fn a_session_that_cannot_write_its_result_goes_on() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let restitch = Restitch::new();
+    let mut target = Target::start(&program);
+    let said = restitch.state().join("said");
+    let pid = target.pid().to_string();
+    let how = ["attach", &pid, "--continuous", "--rest", "0", "--measure", "0", "--json", FULL];
+    let mut command = restitch.command(&how);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&said).unwrap());
+    let mut session = Guarded::spawn(&mut command).unwrap();
+    let text = || std::fs::read_to_string(&said).unwrap();
+    let told = || text().contains("the session goes on").then_some(());
+    wait_until(PATIENCE, told).unwrap_or_else(|| panic!("{}", text()));
+    assert!(session.is_running() && !look::differences(target.pid()).is_empty(), "{}", text());
+    assert!(Command::new("kill").args(["-TERM", &session.pid().to_string()]).status().unwrap().success());
+    let status = session.wait_within(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(code::TERMINATED), "{}", text());
+    assert!(text().contains(&format!("`restitch revert {pid}`")), "{}", text());
+    assert_eq!(text().matches("the session goes on").count(), 1, "{}", text());
+    target.assert_goes_back(&restitch);
+    target.stop();
+}
+
+#[test]
+fn files_that_are_written_are_said_to_be_if_the_result_is_not() {
+    let original = require!(compile(&program("switch.c"), &["-O2"]).ok(), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (original, profile) = (original.to_str().unwrap(), path("profile"));
+    // Its own exit code says more.
+    let recorded = restitch.run(&["record", "-o", &profile, "--json", FULL, "--", original]);
+    expect_message(&recorded, SUCCESS, &[FULL, &format!("{profile} is written all the same")]);
+    let (output, counting, counts) = (path("output"), path("counting"), path("counts"));
+    let optimize = ["optimize", original, "--profile", &profile, "-o", &output, "--json", FULL];
+    let instrument = ["instrument", original, "-o", &counting, "--counts", &counts, "--json", FULL];
+    for (arguments, output) in [(optimize, &output), (instrument, &counting)] {
+        let done = restitch.run(&arguments);
+        expect_message(&done, code::FAILURE, &[FULL, &format!("{output} is written all the same")]);
+        restitch_testkit::run(&mut Command::new(output), PATIENCE).expect(SUCCESS);
     }
 }
