@@ -1,8 +1,8 @@
-//! restitch asked to end at a certain system call of its main thread, by whom a process or a terminal signals:
-//! whatever it was at, it ends as asked, and so does its command.
+//! restitch asked to end at a certain system call of its main thread, by whom a process or a terminal
+//! signals: whatever it was at, it ends as asked, and so does its command.
 //!
-//! `strace` stops it there; it gets the signal while it stands, so nothing depends on time. `RESTITCH_MOMENTS`
-//! sets how many moments of each command are tried.
+//! `strace` stops it there; it gets the signal while it stands, so nothing depends on time.
+//! `RESTITCH_MOMENTS` sets how many moments of each command are tried.
 
 mod common;
 
@@ -406,7 +406,8 @@ fn what_changes_a_process_ends_as_asked_at_any_moment() {
             let mut session = Session::start(&restitch, arguments, by, folder.path(), stop);
             let said = folder.path().join("said");
             let is_in_force = || std::fs::read_to_string(&said).is_ok_and(|said| said.contains("in force"));
-            // One that goes on for ever is asked in any case; the others have ended, if they were not stopped.
+            // One that goes on for ever is asked in any case; the others have ended, if they were not
+            // stopped.
             let goes_on = arguments.contains(&"--continuous");
             let is_reached = session.await_stop(&|| goes_on && is_in_force());
             if is_reached || goes_on {

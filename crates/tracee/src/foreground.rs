@@ -2,10 +2,10 @@
 //! ours.
 //!
 //! Problem: a terminal sends ^C to the whole group; whoever started us signals us alone, and means the
-//! command. Idea: while the command runs, the signals that end things are handled. What comes from the kernel,
-//! the terminal's, the command has got itself; what a process sends is passed on to it. What came while the
-//! command was being started it may not have got: that is passed on, whoever sent it. What this program was
-//! told to ignore stays ignored.
+//! command. Idea: while the command runs, the signals that end things are handled. What comes from the
+//! kernel, the terminal's, the command has got itself; what a process sends is passed on to it. What came
+//! while the command was being started it may not have got: that is passed on, whoever sent it. What this
+//! program was told to ignore stays ignored.
 //!
 //! The command starts with the dispositions and the mask that this program was started with. For SIGPIPE,
 //! which Rust's run time changes before `main`, the disposition is noted before that ([`NOTE`]). Signals are
