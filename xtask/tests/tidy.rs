@@ -361,6 +361,37 @@ fn files_of_a_crate_use_each_other_one_way() {
 }
 
 #[test]
+fn files_import_from_the_modules_that_define() {
+    holds(tidy::defining_modules);
+    let root = (
+        "crates/new/src/lib.rs",
+        "mod a;\nmod b;\npub mod verify;\npub use a::{Thing, inner::{Deep, self}};\npub use b::*;\npub(crate) use a::more;\npub use verify::verify;\npub use std::fmt;\npub struct Own;\n",
+    );
+    let of_b = (
+        "crates/new/src/b.rs",
+        "pub struct All;\npub fn every() {}\nstruct Hidden;\n    pub fn method() {}\n",
+    );
+    let said = |text: &str| texts(tidy::defining_modules, &[root, of_b, ("crates/new/src/c.rs", text)]);
+    for (text, path) in [
+        ("use crate::Thing;\n", "a::Thing"),
+        ("use crate::{verify, Deep};\n", "a::inner::Deep"),
+        ("fn f() { crate::more() }\n", "a::more"),
+        ("use crate::All;\n", "b::All"),
+        ("mod tests {\n    use crate::every;\n}\n", "b::every"),
+    ] {
+        let said = said(text);
+        assert!(said.ends_with(&format!("name crate::{path}\n")), "{text}: {said}");
+    }
+    for text in [
+        "use crate::a::Thing;\nuse crate::{a, Own, verify, fmt};\n",
+        "use super::Thing;\n// crate::Thing\n",
+        "fn f() { $crate::Thing; crate::method(); crate::Hidden }\n",
+    ] {
+        assert_eq!(said(text), "", "{text}");
+    }
+}
+
+#[test]
 fn files_of_a_folder_use_each_other_one_way() {
     let root = ("crates/new/src/lib.rs", "mod batch;\n");
     let folder = ("crates/new/src/batch/mod.rs", "mod a;\nmod b;\npub use b::Thing;\n");

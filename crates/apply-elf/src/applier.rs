@@ -1,8 +1,11 @@
 //! The contract of `restitch-apply`, kept for a file in memory.
 
+use crate::error::ElfError;
+use crate::mismatch::Mismatch;
+use crate::note::{is_restitch_output, original_bytes};
 use crate::options::OutputOptions;
 use crate::plan::{ElfPlan, plan_output};
-use crate::{ElfError, Mismatch, is_restitch_output, original_bytes, verify};
+use crate::verify;
 use restitch_apply::{Applier, CheckedVersion};
 use restitch_image::Image;
 

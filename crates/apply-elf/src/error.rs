@@ -1,6 +1,6 @@
 //! Why there is no output file.
 
-use crate::Appended;
+use crate::appended::Appended;
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::CfiError;
 use restitch_image::ImageError;
@@ -160,7 +160,7 @@ pub enum ElfError {
     TooLarge(u64),
     /// The output does not say what was planned.
     #[error("checking the output file: {0}; do not use it, and report this with the input file")]
-    Mismatch(#[from] crate::Mismatch),
+    Mismatch(#[from] crate::mismatch::Mismatch),
     /// The bytes are no ELF image.
     #[error(transparent)]
     Image(#[from] ImageError),

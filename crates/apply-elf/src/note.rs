@@ -5,7 +5,7 @@
 //! loaded. A PT_NOTE leads to the note where one could be had; else it is found by section, else by its bytes
 //! in the last segment.
 
-use crate::ElfError;
+use crate::error::ElfError;
 use crate::segment::pad;
 use object::elf;
 use restitch_address::{FileOffset, PAGE, Svma, SvmaRange};

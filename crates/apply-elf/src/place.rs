@@ -4,9 +4,10 @@
 //! to the last PT_LOAD in one piece, so nothing else can be there, and the kernel starts the heap (`brk`)
 //! behind the last one.
 
+use crate::error::ElfError;
 use crate::headers::{Slot, congruent_offset};
 use crate::options::OutputOptions;
-use crate::{ElfError, startup};
+use crate::startup;
 use restitch_address::{PAGE, Svma};
 use restitch_emit::LARGE_PAGE;
 use restitch_image::Image;

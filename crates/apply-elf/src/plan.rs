@@ -1,7 +1,7 @@
 //! `plan_output`: everything about the output file, computed before a byte of it is written.
 
-use crate::ElfError;
 use crate::appended::appended;
+use crate::error::ElfError;
 use crate::grow::Growth;
 use crate::headers::{self, Slot, Targets, congruent_offset};
 use crate::note::{self, Changed, NOTE_SECTION, RestitchNote, is_restitch_output};

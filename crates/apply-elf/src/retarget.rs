@@ -2,7 +2,7 @@
 //! what makes the addresses of functions of which pointers lead to the copy: relocations, displacements of
 //! `lea`, dynamic symbols. Of these either all are changed or the file is refused.
 
-use crate::ElfError;
+use crate::error::ElfError;
 use crate::grow::Growth;
 use object::elf;
 use restitch_address::{Svma, SvmaRange};

@@ -4,7 +4,7 @@
 //! names) are written anew; the old ones stay in the file, unused, so that the input can be restored. A file
 //! without section headers gets none: tools would take a few sections for the whole file.
 
-use crate::ElfError;
+use crate::error::ElfError;
 use crate::grow::Growth;
 use crate::segment::{NewSegment, Part};
 use object::elf;

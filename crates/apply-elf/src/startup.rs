@@ -15,7 +15,7 @@
 //! The path is fixed when the file is written; nothing of the process's environment decides which file is
 //! opened.
 
-use crate::ElfError;
+use crate::error::ElfError;
 use crate::segment::NewSegment;
 use object::elf;
 use restitch_address::{FileOffset, PAGE, Svma, SvmaRange};

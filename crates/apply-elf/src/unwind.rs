@@ -7,7 +7,7 @@
 //!   the records up to the terminator: the two `mov $address,%edi` are changed to the same record of the new
 //!   table.
 
-use crate::ElfError;
+use crate::error::ElfError;
 use crate::segment::NewSegment;
 use object::elf;
 use restitch_address::{Svma, SvmaRange};

@@ -1,6 +1,7 @@
 //! A process under restitch: its target, its journal, and what is loaded in it.
 
 use crate::entry_patch::{LEN, crosses_page, jump};
+use crate::error::ProcessError;
 use crate::hook;
 use crate::memory::counter_area::CounterArea;
 use crate::memory::place::{self, merged};
@@ -9,9 +10,10 @@ use crate::state::journal::{Journal, JournalPatch, VersionKind};
 use crate::state::locks::Lock;
 use crate::state::map_file::StoredMap;
 use crate::state::state_file;
+use crate::state::store::StateDir;
 use crate::stub::settle;
-use crate::target::no_program;
-use crate::{ImageCache, Module, ProcessError, StateDir, Target};
+use crate::target::{ImageCache, Module, Target, no_program};
+
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_check::CheckedVersion;
 use restitch_emit::{Redirect, Vote};

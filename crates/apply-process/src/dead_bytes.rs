@@ -16,7 +16,7 @@
 //!
 //! Limits: a program that calls its own first instructions again; entries that jump where others call.
 
-use crate::Module;
+use crate::target::Module;
 use restitch_address::{Avma, PAGE, Svma, SvmaRange};
 use restitch_cfi::UnwindInfo;
 use restitch_image::Segment;
@@ -134,7 +134,7 @@ fn has_started(pid: i32, entry: Avma) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Target;
+    use crate::target::Target;
     use restitch_testkit::{Guarded, compile, program, require, wait_until};
     use restitch_tracee::{LaunchOptions, TraceEvent, TraceEvents};
     use std::process::Command;

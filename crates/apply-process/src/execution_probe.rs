@@ -60,9 +60,9 @@ fn code(old: &InstalledVersion) -> Option<AvmaRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Target;
     use crate::state::map_file::StoredMap;
     use crate::stub::{borrow, stub_site};
+    use crate::target::Target;
     use restitch_address::{LoadBias, Svma};
     use restitch_emit::{AddressMap, MapPiece, PieceKind};
     use restitch_testkit::{Guarded, compile, require, scratch};

@@ -1,6 +1,6 @@
 //! A host of code for tests: bytes and contexts in memory, which fails or dies at any step that is asked for.
 
-use crate::ProcessError;
+use crate::error::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
 use crate::stub::StubSite;
 use restitch_address::{Avma, AvmaRange, PAGE};

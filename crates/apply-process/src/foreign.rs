@@ -9,7 +9,8 @@
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::{LEN, destination};
-use crate::{Module, ProcessError};
+use crate::error::ProcessError;
+use crate::target::Module;
 use restitch_address::{Avma, AvmaRange, PAGE, Svma, SvmaRange};
 use restitch_image::Segment;
 use restitch_procfs::Pagemap;
@@ -90,7 +91,7 @@ fn add(found: &mut Vec<SvmaRange>, at: Svma) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Target;
+    use crate::target::Target;
     use restitch_testkit::{Guarded, compile, program, wait_until};
     use std::time::Duration;
 

@@ -14,7 +14,7 @@
 //! **What is not behind it**: mapping versions before the stop (`prepare.rs`) and comparing afterwards, which
 //! a process does while it runs.
 
-use crate::ProcessError;
+use crate::error::ProcessError;
 use crate::stub::StubSite;
 use restitch_address::{Avma, AvmaRange};
 use restitch_apply::Why;

@@ -1,8 +1,8 @@
 //! Versions that are in a process when a switch begins, with the maps that lead out of them.
 
-use crate::Target;
 use crate::state::journal::{Journal, JournalVersion};
 use crate::state::map_file::StoredMap;
+use crate::target::Target;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_emit::{MapPiece, PieceKind};
 

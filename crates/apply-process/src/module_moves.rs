@@ -11,10 +11,11 @@
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::LEN;
+use crate::error::ProcessError;
 use crate::memory::writing::leads_into_version;
 use crate::state::journal::{Journal, JournalPatch, VersionKind};
 use crate::switch_plan::Incoming;
-use crate::{ProcessError, Target};
+use crate::target::Target;
 use restitch_address::Avma;
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::Memory;

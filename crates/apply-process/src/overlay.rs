@@ -1,6 +1,6 @@
 //! Overlays that `restitch batch` has put into a process when it began.
 
-use crate::ProcessError;
+use crate::error::ProcessError;
 use restitch_address::Avma;
 use restitch_procfs::{self as procfs, Mapping};
 use std::path::{Path, PathBuf};

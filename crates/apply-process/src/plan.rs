@@ -1,15 +1,17 @@
 //! What a switch is going to do: everything that can be computed before anything is changed.
 
 use crate::attached_process::AttachedProcess;
+use crate::error::ProcessError;
 use crate::installed_version::InstalledVersion;
 use crate::patches::PatchSet;
+use crate::readers;
 use crate::retire::forwarding;
 use crate::reverse::ReverseMap;
 use crate::state::journal::{JournalPatch, JournalVersion, VersionKind};
 use crate::state::map_file::StoredMap;
 use crate::stub::stub_site;
 use crate::switch_plan::{Arriving, Incoming, SwitchPlan};
-use crate::{Module, ProcessError, readers};
+use crate::target::Module;
 use restitch_address::{Avma, PAGE};
 use restitch_cfi::UnwindInfo;
 use restitch_emit::MapPiece;

@@ -6,7 +6,9 @@
 //! is in the journal before it exists.
 
 use crate::attached_process::{AttachedProcess, Reservation};
+use crate::error::ProcessError;
 use crate::frames::names_unwinder;
+use crate::hook;
 use crate::memory::counter_area::CounterArea;
 use crate::memory::mapping::{Mapped, in_memory, map_in_memory};
 use crate::memory::replacement_mapping::{self, FilledReplacement, PlannedReplacement};
@@ -17,7 +19,6 @@ use crate::state::hook_journal::JournalHook;
 use crate::state::journal::{Journal, JournalReplacement, VersionKind};
 use crate::stub::with_borrowed;
 use crate::switch_plan::SwitchPlan;
-use crate::{ProcessError, hook};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping, MappingName};
@@ -334,8 +335,8 @@ pub(crate) fn unmap_replacements(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Target;
     use crate::stub::stub_sites;
+    use crate::target::Target;
     use restitch_testkit::{Guarded, compile, program, require};
     use restitch_tracee::{Backing, Placement, Protection};
     use std::process::Command;

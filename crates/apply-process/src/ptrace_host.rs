@@ -1,6 +1,6 @@
 //! A process under `ptrace` as a host of code.
 
-use crate::ProcessError;
+use crate::error::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
 use crate::memory::replacement_mapping::own_addresses;
 use crate::stub::{StubSite, borrow};

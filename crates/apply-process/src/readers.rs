@@ -1,6 +1,6 @@
 //! Who may read a version's file: nobody who could not read the module that it is a copy of.
 
-use crate::Module;
+use crate::target::Module;
 use restitch_procfs::FileIdentity;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

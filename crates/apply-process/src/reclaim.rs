@@ -18,6 +18,7 @@
 //! programs that are known to copy stacks as data.
 
 use crate::attached_process::AttachedProcess;
+use crate::error::ProcessError;
 use crate::execution_probe;
 use crate::frames::Walker;
 use crate::hook;
@@ -28,8 +29,8 @@ use crate::retire::leads_into;
 use crate::slot_retargeting;
 use crate::state::journal::{JournalVersion, VersionKind};
 use crate::stub::{StubSite, borrow, stub_site};
+use crate::target::Target;
 use crate::threads::{ThreadView, hidden_returns, survey};
-use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_emit::MapPiece;
 use restitch_procfs::{Mapping, Pagemap};

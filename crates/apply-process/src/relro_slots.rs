@@ -11,8 +11,9 @@
 
 use crate::address_translation::AddressTranslation;
 use crate::attached_process::AttachedProcess;
+use crate::error::ProcessError;
 use crate::switch_plan::Incoming;
-use crate::{Module, ProcessError};
+use crate::target::Module;
 use restitch_address::{Avma, PAGE, SvmaRange};
 use restitch_emit::BoundSlot;
 use restitch_image::RelocationKind;
@@ -116,7 +117,7 @@ pub(crate) fn verify(attached: &AttachedProcess, new: &Incoming<'_>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Target;
+    use crate::target::Target;
 
     /// Our own process: its C library is bound to itself and the loader, and whatever it is bound to is
     /// there.

@@ -1,14 +1,15 @@
 //! Leaving versions behind: return addresses are translated, so that hardly anybody comes back to them.
 
-use crate::ProcessError;
 use crate::entry_patch::{LEN, destination, jump};
+use crate::error::ProcessError;
 use crate::frames::ReturnSlot;
 use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;
 use crate::memory::writing::write_jumps;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
+use crate::target::{Module, Target};
 use crate::threads::{ThreadView, words};
-use crate::{Module, Target};
+
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_emit::RedirectKind;
 use restitch_procfs::Pagemap;

@@ -32,13 +32,14 @@
 
 use crate::address_translation::AddressTranslation;
 use crate::attached_process::AttachedProcess;
+use crate::error::ProcessError;
 use crate::host::CodeMemory;
 use crate::memory::search::Hits;
 use crate::relro_slots::{is_read_only, read_only_part};
 use crate::state::journal::{JournalSlot, JournalVersion, VersionKind};
 use crate::switch_plan::{Arriving, Incoming, RetargetedSlots, SlotChange};
+use crate::target::{Module, Target};
 use crate::vtable_slots;
-use crate::{Module, ProcessError, Target};
 use restitch_address::{Avma, AvmaRange, PAGE, Svma};
 use restitch_image::{DynamicRelocation, RelocationKind};
 use restitch_procfs::{self as procfs, Mapping};

@@ -1,6 +1,8 @@
 //! Borrowing a thread of the process: where its stub goes.
 
-use crate::{Module, ProcessError, Target, dead_bytes};
+use crate::dead_bytes;
+use crate::error::ProcessError;
+use crate::target::{Module, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{
@@ -213,7 +215,8 @@ pub(crate) fn with_borrowed<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AttachedProcess, StateDir};
+    use crate::attached_process::AttachedProcess;
+    use crate::state::store::StateDir;
     use restitch_testkit::{Guarded, compile, require, scratch, wait_until};
     use std::ffi::CString;
     use std::fs::OpenOptions;

@@ -10,6 +10,7 @@
 //! the new code is read back.
 
 use crate::attached_process::AttachedProcess;
+use crate::error::ProcessError;
 use crate::frames::Walker;
 use crate::hook;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
@@ -24,8 +25,8 @@ use crate::retire::retire;
 use crate::slot_retargeting;
 use crate::state::journal::{Journal, VersionKind};
 use crate::switch_plan::{Incoming, SwitchPlan, SwitchReport};
+use crate::target::Target;
 use crate::threads::{forbidden_sites, in_between, move_in, move_out, survey};
-use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, Mapping, PageState, Pagemap};
 use restitch_tracee::{Memory, StopTimes, Stopped, TraceError};

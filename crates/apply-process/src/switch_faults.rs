@@ -7,6 +7,7 @@
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::{LEN, jump};
+use crate::error::ProcessError;
 use crate::fake_host::{FakeHost, Fault};
 use crate::frames::Walker;
 use crate::installed_version::InstalledVersion;
@@ -17,10 +18,11 @@ use crate::prepare::{Ready, planned_journal};
 use crate::reverse::ReverseMap;
 use crate::state::journal::{Journal, JournalVersion, VersionKind};
 use crate::state::map_file::StoredMap;
+use crate::state::store::StateDir;
 use crate::stub::StubSite;
 use crate::switch::Stop;
 use crate::switch_plan::{Arriving, SlotChange, SwitchPlan, SwitchReport};
-use crate::{ProcessError, StateDir, Target};
+use crate::target::Target;
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_emit::{AddressMap, MapPiece, PieceKind, Redirect, RedirectKind};
 use restitch_procfs::{Mapping, ProcessId};

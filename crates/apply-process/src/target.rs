@@ -1,7 +1,8 @@
 //! A process and the modules that it has mapped.
 
+use crate::error::ProcessError;
 use crate::overlay::overlay_in;
-use crate::{ProcessError, vdso};
+use crate::vdso;
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_apply::Why;
 use restitch_image::Image;

@@ -1,7 +1,7 @@
 //! Where the threads stand, what their stacks hold, and moving them.
 
-use crate::ProcessError;
 use crate::entry_patch::LEN;
+use crate::error::ProcessError;
 use crate::frames::{Walk, Walker};
 use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;

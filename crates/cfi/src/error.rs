@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use crate::Register;
+use crate::registers::Register;
 use restitch_address::{Avma, Svma};
 use thiserror::Error;
 

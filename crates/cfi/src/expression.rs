@@ -1,6 +1,7 @@
 //! DWARF expressions: what they read, and their value. The decoding is gimli's.
 
-use crate::{CfiError, ExpressionError, Register, Registers};
+use crate::error::{CfiError, ExpressionError};
+use crate::registers::{Register, Registers};
 use gimli::{EndianSlice, EvaluationResult, LittleEndian, Location, Operation, Value};
 use restitch_address::Avma;
 

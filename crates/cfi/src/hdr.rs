@@ -1,9 +1,7 @@
 //! `.eh_frame_hdr`: the binary search table over an `.eh_frame` (LSB core specification, section 10.6.2).
 
-use crate::{
-    CfiError,
-    memory::{Cursor, DW_EH_PE_INDIRECT, DW_EH_PE_OMIT, Memory, PCREL_SDATA4, distance32, put_pcrel},
-};
+use crate::error::CfiError;
+use crate::memory::{Cursor, DW_EH_PE_INDIRECT, DW_EH_PE_OMIT, Memory, PCREL_SDATA4, distance32, put_pcrel};
 use restitch_address::Svma;
 
 const WHAT: &str = ".eh_frame_hdr";

@@ -1,11 +1,11 @@
 //! `UnwindInfo`: all unwind entries of a module.
 
-use crate::{
-    CfiError, FrameAddress, FrameState, Register, Row,
-    memory::{Cursor, Memory},
-    program::{Held, Machine, RegisterRules},
-    records::{Cie, Fde, Personality, Record, Records},
-};
+use crate::error::CfiError;
+use crate::memory::{Cursor, Memory};
+use crate::program::{Held, Machine, RegisterRules};
+use crate::records::{Cie, Fde, Personality, Record, Records};
+use crate::registers::Register;
+use crate::state::{FrameAddress, FrameState, Row};
 use restitch_address::{Svma, SvmaRange};
 use std::collections::HashMap;
 use std::ops::Range;

@@ -4,10 +4,8 @@
 //! and filter tables as `libsupc++/eh_personality.cc` reads them. C++, Rust, C (`cleanup` attribute), D and
 //! Ada share it.
 
-use crate::{
-    CfiError,
-    memory::{Cursor, DW_EH_PE_INDIRECT, DW_EH_PE_OMIT, Memory, fixed_size},
-};
+use crate::error::CfiError;
+use crate::memory::{Cursor, DW_EH_PE_INDIRECT, DW_EH_PE_OMIT, Memory, fixed_size};
 use restitch_address::{Svma, SvmaRange};
 use std::collections::HashSet;
 

@@ -1,6 +1,6 @@
 //! Reading bytes: the module's memory, and a cursor over a part of it.
 
-use crate::CfiError;
+use crate::error::CfiError;
 use restitch_address::Svma;
 
 /// Read access to a module's bytes by address, so that this crate needs neither a file nor a process.

@@ -3,7 +3,10 @@
 //! gimli could evaluate them too; it is not used here because it does not tell "undefined" from "no rule",
 //! caps the remember stack at four states, and because the tests then have an independent reader.
 
-use crate::{Cfa, CfiError, Register, RegisterRule, memory::Cursor};
+use crate::error::CfiError;
+use crate::memory::Cursor;
+use crate::registers::Register;
+use crate::state::{Cfa, RegisterRule};
 use restitch_address::{Svma, SvmaRange};
 
 /// Registers above this number do not exist on x86-64 (the ABI ends below 140); the limit bounds memory.

@@ -1,10 +1,9 @@
 //! The records of an `.eh_frame`: CIEs and FDEs (LSB core specification, section 10.6.1).
 
-use crate::{
-    CfiError, Register,
-    memory::{Cursor, DW_EH_PE_INDIRECT, DW_EH_PE_OMIT},
-    program::Factors,
-};
+use crate::error::CfiError;
+use crate::memory::{Cursor, DW_EH_PE_INDIRECT, DW_EH_PE_OMIT};
+use crate::program::Factors;
+use crate::registers::Register;
 use restitch_address::{Svma, SvmaRange};
 use std::ops::Range;
 

@@ -1,11 +1,10 @@
 //! Moving an existing `.eh_frame` to another address.
 
-use crate::{
-    CfiError, EhFrame,
-    memory::{Cursor, DW_EH_PE_OMIT, fixed_size},
-    program::{Factors, Instruction, decode},
-    records::{Cie, Fde, Records},
-};
+use crate::error::CfiError;
+use crate::memory::{Cursor, DW_EH_PE_OMIT, fixed_size};
+use crate::program::{Factors, Instruction, decode};
+use crate::records::{Cie, Fde, Records};
+use crate::write::EhFrame;
 use restitch_address::Svma;
 use std::collections::HashMap;
 use std::ops::Range;

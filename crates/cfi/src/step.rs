@@ -1,6 +1,9 @@
 //! From a frame to its caller.
 
-use crate::{Cfa, CfiError, FrameState, Register, RegisterRule, Registers, expression};
+use crate::error::CfiError;
+use crate::expression;
+use crate::registers::{Register, Registers};
+use crate::state::{Cfa, FrameState, RegisterRule};
 use restitch_address::Avma;
 
 /// The caller of a frame.

@@ -4,10 +4,11 @@
 //! The rules of [`FrameState`] are sorted, so a difference is a merge of two lists. A state that comes back
 //! (the body after an early return) is remembered and recalled where that is shorter, as compilers do.
 
-use crate::{
-    Cfa, CfiError, FrameState, Personality, Register, RegisterRule, Row,
-    memory::{PCREL_SDATA4, put_pcrel, put_sleb, put_uleb},
-};
+use crate::error::CfiError;
+use crate::memory::{PCREL_SDATA4, put_pcrel, put_sleb, put_uleb};
+use crate::records::Personality;
+use crate::registers::Register;
+use crate::state::{Cfa, FrameState, RegisterRule, Row};
 use restitch_address::{Svma, SvmaRange};
 use rustc_hash::FxHashMap;
 use std::cmp::Ordering;

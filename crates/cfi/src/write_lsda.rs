@@ -1,9 +1,8 @@
 //! Writing language-specific data areas.
 
-use crate::{
-    CfiError, Lsda, LsdaCallSite,
-    memory::{DW_EH_PE_INDIRECT, DW_EH_PE_OMIT, PCREL_SDATA4, put_pcrel, put_sleb, put_uleb},
-};
+use crate::error::CfiError;
+use crate::lsda::{Lsda, LsdaCallSite};
+use crate::memory::{DW_EH_PE_INDIRECT, DW_EH_PE_OMIT, PCREL_SDATA4, put_pcrel, put_sleb, put_uleb};
 use restitch_address::Svma;
 
 const WHAT: &str = ".gcc_except_table";

@@ -1,6 +1,9 @@
 //! Serving threads, and the main thread that counts what they finish.
 
-use crate::{Amount, LAP, LAP_CHECKSUM, Options, State, progress, traffic::Traffic};
+use crate::args::{Amount, Options};
+use crate::progress;
+use crate::state::State;
+use crate::traffic::{LAP, LAP_CHECKSUM, Traffic};
 use std::{
     fmt, io,
     path::PathBuf,

@@ -1,6 +1,7 @@
 //! The sequence of requests.
 
-use crate::{State, code::HANDLERS};
+use crate::code::HANDLERS;
+use crate::state::State;
 
 /// After so many requests the sequence begins again.
 pub const LAP: u64 = 8192;

@@ -5,10 +5,13 @@
 //! that read the flags, the form that keeps them is used. It lowers the stack for a moment, which the unwind
 //! tables have to be able to say.
 
+use crate::counter_area::CounterWidth;
 use crate::ends::{copied_len, tail_frame};
 use crate::entry;
+use crate::error::EmitError;
+use crate::model::{Counted, CounterTable};
+use crate::request::{CounterRequest, Request};
 use crate::select::{NONE, Selection};
-use crate::{Counted, CounterRequest, CounterTable, CounterWidth, EmitError, Request};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{Block, BlockAttrs, BlockId, EdgeId, EdgeKind, Terminator};
 use restitch_x86::entry::entry_marker;

@@ -12,8 +12,9 @@
 //! right in files, too, and while a slot is bound lazily. It is a byte longer and saves a taken branch, and
 //! the stub's cache line (llvm-bolt: `-plt`).
 
+use crate::model::BoundSlot;
 use crate::reach::Reach;
-use crate::{BoundSlot, Request};
+use crate::request::Request;
 use restitch_address::Svma;
 use restitch_image::Image;
 use restitch_program::Program;

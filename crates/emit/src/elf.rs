@@ -2,8 +2,8 @@
 //!
 //! Addresses in it are relative to the start of the version. (System V ABI, chapters 4 and 5.)
 
-use crate::VersionSymbol;
 use crate::areas::{Areas, HEADERS, UnwindAreas};
+use crate::model::VersionSymbol;
 use restitch_address::{PAGE, Svma, SvmaRange};
 use std::ops::Range;
 

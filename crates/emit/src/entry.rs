@@ -10,8 +10,8 @@
 //! function, or behind those that make its frame. So these stay, where there is room for the patch behind
 //! them.
 
-use crate::Request;
 use crate::lookup::Lookup;
+use crate::request::Request;
 use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_program::{FuncId, Program};
 use restitch_x86::entry::frame_made;

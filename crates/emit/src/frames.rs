@@ -3,10 +3,12 @@
 use crate::areas::UnwindAreas;
 use crate::direct::STUB_CALL;
 use crate::ends::{copied_len, tail_frame};
+use crate::error::EmitError;
+use crate::lsda;
 use crate::plan::{Dest, Op, Plan};
+use crate::request::Request;
 use crate::select::{Frames, Selection};
 use crate::stretch::{Stretch, Stretches};
-use crate::{EmitError, Request, lsda};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{FrameState, Row, Run, write_eh_frame, write_eh_frame_hdr};
 use restitch_x86::encode;

@@ -18,6 +18,7 @@
 mod align;
 mod areas;
 mod burst;
+mod counter_area;
 mod counters;
 mod direct;
 mod elf;
@@ -51,12 +52,13 @@ mod upper_bound;
 pub mod window;
 
 pub use burst::{BurstRequest, burst_bound, emit_burst, may_trace};
+pub use counter_area::{CounterWidth, area_len, votes_offset};
 pub use error::EmitError;
 pub use model::*;
 pub use page::LARGE_PAGE;
 pub use pointers::Pointers;
 pub use probes::copied_probes;
-pub use request::{CounterRequest, CounterWidth, Executions, Request, area_len, votes_offset};
+pub use request::{CounterRequest, Executions, Request};
 
 use restitch_address::SvmaRange;
 

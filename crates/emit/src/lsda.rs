@@ -8,9 +8,10 @@
 //! freed one may lie for as long as the process lives; a version could never be known to be out of use.
 
 use crate::direct::STUB_CALL;
+use crate::error::EmitError;
 use crate::plan::{Op, Plan};
+use crate::request::Request;
 use crate::stretch::{Stretch, Stretches};
-use crate::{EmitError, Request};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{Lsda, LsdaCallSite, write_lsda};
 

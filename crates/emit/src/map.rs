@@ -2,9 +2,10 @@
 
 use crate::direct::STUB_CALL;
 use crate::ends::copied_len;
+use crate::model::{AddressMap, MapPiece, PieceKind, Place};
 use crate::plan::{Dest, Op, Plan};
+use crate::request::Request;
 use crate::select::{NONE, Selection};
-use crate::{AddressMap, MapPiece, PieceKind, Place, Request};
 use restitch_address::Svma;
 use restitch_program::Terminator;
 use restitch_x86::slot::BY_SLOT;

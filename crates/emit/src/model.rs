@@ -1,7 +1,7 @@
 //! What a version is.
 
+use crate::counter_area::{CounterWidth, votes_offset};
 pub use crate::window::BurstTable;
-use crate::{CounterWidth, votes_offset};
 use restitch_address::{Svma, SvmaRange};
 pub use restitch_profile::{Counted, Promotion, Vote, VoteArea};
 use restitch_program::{BlockId, CallId, FuncId};

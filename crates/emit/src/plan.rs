@@ -5,9 +5,9 @@
 //! the vote of one that is counted, out of line. Slots are numbered in layout order, stubs last; they are
 //! emitted hot ones first, each with its stubs near, then the other stubs, then cold ones.
 
-use crate::BoundSlot;
 use crate::counters::Counter;
 use crate::direct::STUB_CALL;
+use crate::model::BoundSlot;
 use crate::target_value_profile::Voting;
 use restitch_address::Svma;
 use restitch_program::{BlockId, FuncId, TableId};

@@ -6,11 +6,13 @@
 use crate::counters::{Counter, Counters};
 use crate::direct::{Form, STUB_CALL};
 use crate::ends::copied_len;
+use crate::model::Promotion;
 use crate::plan::{Dest, Guarded, Op, Plan, Slot};
+use crate::promote;
+use crate::request::Request;
 use crate::select::{Chosen, NONE, Selection};
 use crate::table_copy::load_lengths;
 use crate::target_value_profile::{self, Voting};
-use crate::{Promotion, Request, promote};
 use restitch_address::Svma;
 use restitch_program::{Block, BlockId, CallId, EdgeKind, TableId, Terminator};
 use restitch_x86::{Condition, GuardedCall, VoteStub};

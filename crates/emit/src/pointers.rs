@@ -21,7 +21,7 @@
 //! function that also marks where some part of the code begins cannot be told from others where no symbol
 //! says so.
 
-use crate::RetargetKind;
+use crate::model::RetargetKind;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, RelocationKind};
 use restitch_program::{BlockAttrs, BlockId, FuncId, Movability, Program, Terminator, follow_address};

@@ -3,7 +3,8 @@
 //! A tracer sets its breakpoint on the places that the file's notes name. Where such a place was copied, the
 //! copy is executed in its stead, so the version names it, too.
 
-use crate::{AddressMap, PieceKind, Request};
+use crate::model::{AddressMap, PieceKind};
+use crate::request::Request;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, StaticProbe};
 

@@ -8,8 +8,9 @@
 //! they are.
 
 use crate::direct::Form;
+use crate::model::Promotion;
+use crate::request::Request;
 use crate::select::Selection;
-use crate::{Promotion, Request};
 use restitch_image::ImageKind;
 use restitch_program::{Block, BlockAttrs, CallId, CallTarget};
 use restitch_x86::{Compare, GuardedCall, guarded_call};

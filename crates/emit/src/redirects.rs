@@ -2,9 +2,10 @@
 
 use crate::counters::Counters;
 use crate::entry;
+use crate::model::{AddressMap, Redirect, RedirectKind, SkipReason, Skipped};
 use crate::plan::Plan;
+use crate::request::Request;
 use crate::select::{NONE, Selection};
-use crate::{AddressMap, Redirect, RedirectKind, Request, SkipReason, Skipped};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{BlockAttrs, BlockId, FuncId};
 use restitch_x86::entry::entry_marker;

@@ -1,11 +1,12 @@
 //! What a version is made from.
 
-use crate::{BoundSlot, Counted, Pointers, Promotion};
+use crate::counter_area::{CounterWidth, area_len};
+use crate::model::{BoundSlot, Counted, Promotion};
+use crate::pointers::Pointers;
 use restitch_address::{LoadBias, Svma};
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 use restitch_layout::Layout;
-use restitch_profile::VoteArea;
 use restitch_program::{CallId, Program};
 
 /// What to emit, and where.
@@ -45,27 +46,6 @@ pub struct Request<'a> {
     pub counters: Option<CounterRequest<'a>>,
 }
 
-/// How wide counters are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CounterWidth {
-    /// They never overflow.
-    #[default]
-    Bits64,
-    /// Twice as many in a cache line, and shorter code; whoever reads them has to do so before they have gone
-    /// once round.
-    Bits32,
-}
-
-impl CounterWidth {
-    /// Bytes of a counter.
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::Bits64 => 8,
-            Self::Bits32 => 4,
-        }
-    }
-}
-
 /// What a counting version counts.
 #[derive(Debug, Clone, Copy)]
 pub struct CounterRequest<'a> {
@@ -87,19 +67,6 @@ impl CounterRequest<'_> {
     pub fn area_len(&self) -> u64 {
         area_len(self.width, self.counted.len(), self.votes.len())
     }
-}
-
-/// Bytes of an area of so many counters and words of votes.
-pub fn area_len(width: CounterWidth, counters: usize, votes: usize) -> u64 {
-    match votes {
-        0 => width.bytes() * counters as u64,
-        calls => votes_offset(width, counters) + VoteArea { calls }.bytes(),
-    }
-}
-
-/// Where the words of votes begin, in bytes from the start of an area.
-pub fn votes_offset(width: CounterWidth, counters: usize) -> u64 {
-    (width.bytes() * counters as u64).next_multiple_of(8)
 }
 
 /// How often code ran. Nothing of it changes what a version means; parts may be empty, and what is behind the

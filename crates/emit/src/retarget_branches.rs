@@ -17,8 +17,9 @@
 //! block has no copy) remain what they were.
 
 use crate::ends::copied_len;
+use crate::model::{AddressMap, Redirect, Retarget, RetargetKind};
+use crate::request::Request;
 use crate::select::{NONE, Selection};
-use crate::{AddressMap, Redirect, Request, Retarget, RetargetKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::RelocationKind;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, FuncId, Program, Terminator};

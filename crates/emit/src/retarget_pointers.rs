@@ -1,10 +1,12 @@
 //! Retargeted functions, of which all pointers lead to the copy: which ones, where these stand, and what has
 //! to be changed.
 
+use crate::model::{Redirect, Retarget, RetargetKind, RetargetedFunction};
 use crate::plan::Plan;
-use crate::pointers::LEA;
+use crate::pointers::{LEA, Pointers};
+use crate::request::Request;
 use crate::select::{NONE, RetargetedEntry, Selection};
-use crate::{Pointers, Redirect, Request, Retarget, RetargetKind, RetargetedFunction};
+
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::Program;
 use restitch_x86::patch::Patch;

@@ -3,11 +3,13 @@
 
 use crate::direct::{Direct, Form, STUB_CALL, with_direct_form};
 use crate::ends::copied_len;
+use crate::error::EmitError;
 use crate::lookup::Lookup;
+use crate::model::{BoundSlot, SkipReason, Skipped};
 use crate::reach::Reach;
+use crate::request::Request;
 use crate::table_copy::may_copy;
 use crate::upper_bound::upper_bound;
-use crate::{BoundSlot, EmitError, Request, SkipReason, Skipped};
 use restitch_address::{PAGE, Svma, SvmaRange};
 use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};
 use restitch_layout::{Fragment, PlacedCopy, Tail};

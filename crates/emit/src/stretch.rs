@@ -1,7 +1,8 @@
 //! Stretches of the version that come from one function: what gets one unwind entry and one symbol.
 
+use crate::model::VersionSymbol;
 use crate::plan::Plan;
-use crate::{Request, VersionSymbol};
+use crate::request::Request;
 use restitch_address::SvmaRange;
 use restitch_program::FuncId;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Which jump tables can have a copy, and how large it is.
 
-use crate::Request;
 use crate::reach::Reach;
+use crate::request::Request;
 use restitch_address::Svma;
 use restitch_image::ImageKind;
 use restitch_program::{Block, JumpTable, TableEncoding};

@@ -4,9 +4,9 @@
 //! that entries stay relative to the *original* table's base, and only the load's displacement says where the
 //! copy is.
 
-use crate::Request;
 use crate::areas::{Areas, HEADERS};
 use crate::plan::Plan;
+use crate::request::Request;
 use crate::select::Selection;
 use crate::table_copy::size;
 use restitch_address::{PAGE, Svma};

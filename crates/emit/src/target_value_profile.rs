@@ -4,9 +4,10 @@
 //! [`restitch_x86::VOTE_PERIOD`] executions. Everything equals standing at the call, but for where a register
 //! holds the distance to the target; what that register is follows from the operand.
 
+use crate::counter_area::votes_offset;
 use crate::direct::Form;
+use crate::request::{CounterRequest, Request};
 use crate::select::Selection;
-use crate::{CounterRequest, Request, votes_offset};
 use restitch_address::Svma;
 use restitch_profile::VoteArea;
 use restitch_program::{Block, CallId, CallTarget};

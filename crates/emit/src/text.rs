@@ -1,12 +1,14 @@
 //! The bytes of the code.
 
 use crate::areas::{Areas, HEADERS};
+use crate::counter_area::CounterWidth;
 use crate::counters::{Counter, Counters};
 use crate::direct::Form;
+use crate::error::EmitError;
 use crate::plan::{Dest, Guarded, Op, Plan};
+use crate::request::Request;
 use crate::select::Selection;
 use crate::target_value_profile::{self, Voting};
-use crate::{CounterWidth, EmitError, Request};
 use restitch_address::Svma;
 use restitch_x86::patch::BREAKPOINT;
 use restitch_x86::slot::{BY_SLOT, SlotBranch};

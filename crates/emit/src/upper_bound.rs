@@ -1,6 +1,7 @@
 //! How long a version may become, before anything of it is made: what is in reach depends on it.
 
-use crate::{EmitError, Request};
+use crate::error::EmitError;
+use crate::request::Request;
 use restitch_layout::PlacedCopy;
 use restitch_program::Terminator;
 use restitch_x86::encode;

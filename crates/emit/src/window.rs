@@ -9,7 +9,7 @@
 //! ```
 //! One thread at a time is in a burst. Addresses in the window are those of the process.
 
-use crate::LARGE_PAGE;
+use crate::page::LARGE_PAGE;
 use restitch_address::{Avma, PAGE, Svma, SvmaRange};
 
 /// Where the next record is written: the address in the first module's window. A burst is over when its low

@@ -2,7 +2,7 @@
 //!
 //! Reference: AMD64 Architecture Programmer's Manual volume 3. Flags that it calls undefined become unknown.
 
-use crate::Flags;
+use crate::state::Flags;
 use crate::value::mask;
 use restitch_x86::{Binary, Flag, LowBit, Scan, Shift, Unary};
 

@@ -1,6 +1,8 @@
 //! Following code until something is not known.
 
-use crate::{Memory, State, Step, Stuck};
+use crate::memory::Memory;
+use crate::state::State;
+use crate::step::{Step, Stuck};
 use restitch_address::{Avma, LoadBias};
 use restitch_x86::{Action, Semantic};
 

@@ -1,7 +1,6 @@
 //! Memory as an evaluation sees it: the thread's own, under what the evaluation has stored.
 
-use crate::Value;
-use crate::value::{bytes, spread};
+use crate::value::{Value, bytes, spread};
 use restitch_address::Avma;
 use rustc_hash::FxHashMap;
 

@@ -1,7 +1,7 @@
 //! The integer state of a thread.
 
-use crate::Value;
 use crate::memory::{Memory, Overlay};
+use crate::value::Value;
 use crate::vector_registers::Vectors;
 use restitch_address::{Avma, LoadBias, Svma};
 use restitch_x86::{Address, Condition, Flag, Operand, Part, Reg, Segment};

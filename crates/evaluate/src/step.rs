@@ -1,9 +1,8 @@
 //! One instruction.
 
-use crate::Flags;
 use crate::alu;
 use crate::memory::Memory;
-use crate::state::State;
+use crate::state::{Flags, State};
 use crate::value::{Value, mask};
 use restitch_address::{Avma, LoadBias};
 use restitch_x86::{

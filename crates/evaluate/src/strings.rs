@@ -3,7 +3,7 @@
 //!
 //! Reference: Intel SDM volume 2, section 4.1, "Imm8 control byte operation for PCMPESTRI / ...".
 
-use crate::Flags;
+use crate::state::Flags;
 use crate::wide::{Wide, low};
 use restitch_x86::Flag;
 

@@ -1,10 +1,10 @@
 //! What vector instructions do to a state.
 
 use crate::memory::Memory;
-use crate::state::State;
+use crate::state::{Flags, State};
+use crate::strings;
 use crate::value::{Value, mask};
 use crate::wide::{FULL, Wide, low};
-use crate::{Flags, strings};
 use restitch_address::{Avma, LoadBias};
 use restitch_x86::{
     ALL_FLAGS, Asks, Flag, Lanes, MaskOp, MaskPlace, Operand, Part, Reg, Under, Vector, VectorOp,

@@ -8,10 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::Result;
 use crate::cache::Cache;
 use crate::command::{finish, run, tail};
+use crate::error::Error;
 use crate::packages::{Family, Pinned, SUITES, Suite};
-use crate::{Error, Result};
 
 /// Where the keys are that Debian's archives are signed with.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";

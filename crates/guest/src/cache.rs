@@ -3,7 +3,8 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::Error;
 
 /// The folder; what is below it is whole, or not there.
 #[derive(Debug, Clone)]

@@ -2,7 +2,8 @@
 
 use std::process::{Command, Output, Stdio};
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::Error;
 
 /// Characters of a failed program's output that an error keeps.
 const KEPT: usize = 2000;

@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::Error;
 
 /// How files begin.
 const MAGIC: &[u8; 8] = b"RSTWIN01";

@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use crate::command::tail;
 use crate::complaints::{complaints, from_first_complaint};
+use crate::error::Error;
 use crate::initramfs::{Ingredients, initramfs};
 use crate::job::{FileIn, Job, Source};
+use crate::kernel::Kernel;
+use crate::lab::Lab;
 use crate::plugin::{Plugin, Window, windows};
 use crate::qemu::{Ended, Machine, run};
-use crate::{Error, Kernel, Lab, Result, tar};
+use crate::{Result, tar};
 
 /// Characters of a console that an error shows.
 const CONSOLE_SHOWN: usize = 4000;
@@ -130,7 +133,7 @@ impl<'a> Guest<'a> {
         if self.machine.plugin.is_none() {
             return Ok(Vec::new());
         }
-        let source = Source::Path(crate::build_marker(self.lab)?);
+        let source = Source::Path(crate::plugin::build_marker(self.lab)?);
         Ok(vec![FileIn { guest: "/usr/bin/window".into(), source, executable: true }])
     }
 

@@ -7,9 +7,11 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
+use crate::Result;
 use crate::command::run;
+use crate::error::Error;
+use crate::lab::Lab;
 use crate::packages::SUITES;
-use crate::{Error, Lab, Result};
 
 /// Changed when images are made in another way.
 const RECIPE: &str = "1";

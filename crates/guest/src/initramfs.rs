@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use crate::Result;
 use crate::cpio::Cpio;
+use crate::error::Error;
 use crate::job::{FileIn, Job, Source};
 use crate::kernel::Module;
-use crate::{Error, Result};
 
 /// The first process.
 const INIT: &str = include_str!("init.sh");

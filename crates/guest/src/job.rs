@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::Error;
 
 /// Where the bytes of a file come from.
 #[derive(Debug, Clone)]

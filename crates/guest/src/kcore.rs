@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::Error;
 
 /// Sizes of the header of an ELF file and of a program header.
 const HEADER: usize = 64;

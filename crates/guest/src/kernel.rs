@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::Result;
 use crate::command::run;
-use crate::{Error, Result};
+use crate::error::Error;
 
 /// Modules without which a guest has no disk and no channel to its host, where the kernel does not have them
 /// built in.

@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::Result;
 use crate::archive::Archive;
 use crate::cache::Cache;
+use crate::error::Error;
+use crate::kernel::Kernel;
 use crate::packages::{BUSYBOX, KERNELS, Line, QEMU};
-use crate::{Error, Kernel, Result};
 
 /// The environment variable that names the cache folder.
 const FOLDER: &str = "RESTITCH_GUEST_CACHE";

@@ -5,9 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::Result;
 use crate::command::run;
+use crate::counts::Counts;
+use crate::error::Error;
 use crate::image::short_hash;
-use crate::{Counts, Error, Lab, Result};
+use crate::lab::Lab;
 
 /// The plugin's sources.
 const SOURCES: [(&str, &str); 5] = [

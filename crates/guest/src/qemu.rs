@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::Result;
+use crate::error::Error;
 use crate::plugin::{Plugin, option_value};
-use crate::{Error, Result};
 
 /// How often a running guest is looked at.
 const LOOK: Duration = Duration::from_millis(50);

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::Error;
 
 /// The size of a block of the archive, in bytes.
 const BLOCK: usize = 512;

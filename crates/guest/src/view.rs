@@ -4,8 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use crate::Result;
+use crate::error::Error;
+use crate::guest::Guest;
+use crate::job::Job;
 use crate::kcore::assemble_kcore;
-use crate::{Error, Guest, Job, Kernel, Result};
+use crate::kernel::Kernel;
 
 /// What the guest does for it.
 const SCRIPT: &str = include_str!("view.sh");

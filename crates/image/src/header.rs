@@ -1,7 +1,7 @@
 //! ELF header, program headers and segments (System V gABI, chapters 4 and 5).
 
-use crate::ImageError;
 use crate::bytes::slice;
+use crate::error::ImageError;
 use crate::raw::{EHDR_LEN, FileHeader, PHDR_LEN, ProgramHeader};
 use object::elf;
 use restitch_address::{FileOffset, SvmaRange};

@@ -1,7 +1,7 @@
 //! Section headers, which a program can do without: damaged ones count as absent.
 
-use crate::Segment;
 use crate::bytes::{c_string, slice};
+use crate::header::Segment;
 use crate::raw::{FileHeader, SHDR_LEN, SectionHeader};
 use object::elf;
 use restitch_address::{FileOffset, Svma, SvmaRange};

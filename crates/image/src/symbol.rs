@@ -1,8 +1,8 @@
 //! Symbols of functions and objects, from all tables that a file may have.
 
-use crate::Segment;
 use crate::bytes::c_string;
 use crate::dynamic::{DynamicSymbol, RawSymbol, SYMBOL_LEN};
+use crate::header::Segment;
 use crate::section::Section;
 use crate::view::View;
 use object::elf;

@@ -1,7 +1,7 @@
 //! The bytes of a file by address.
 
-use crate::Segment;
 use crate::bytes::{i32_at, slice, u32_at, u64_at};
+use crate::header::Segment;
 use restitch_address::Svma;
 
 /// The file seen through its segments: bytes by [`Svma`].

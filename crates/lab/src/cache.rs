@@ -1,6 +1,6 @@
 //! A set-associative memory with least-recently-used replacement: caches, TLBs and branch target buffers.
 
-use crate::Geometry;
+use crate::machine::Geometry;
 
 /// Keys that are present.
 #[derive(Debug, Clone)]

@@ -7,7 +7,13 @@ use restitch_profile::Profile;
 use restitch_program::Program;
 use serde::Serialize;
 
-use crate::{Counts, Machine, Measured, Occupancy, Placement, Trace, simulate};
+use crate::machine::Machine;
+use crate::measured::Measured;
+use crate::occupancy::Occupancy;
+use crate::place::Placement;
+use crate::simulate;
+use crate::simulate::Counts;
+use crate::trace::Trace;
 
 /// Share of the executed bytes that counts as hot for [`Occupancy`].
 const HOT: f64 = 0.9;

@@ -4,7 +4,8 @@ use restitch_profile::Profile;
 use restitch_program::Program;
 use serde::Serialize;
 
-use crate::{Machine, Placement};
+use crate::machine::Machine;
+use crate::place::Placement;
 
 /// Hot lines of each set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -2,7 +2,8 @@
 
 use plotters::prelude::*;
 
-use crate::{Comparison, Entry, Measured};
+use crate::compare::{Comparison, Entry};
+use crate::measured::Measured;
 
 /// A picture that could not be drawn.
 #[derive(Debug, thiserror::Error)]

@@ -20,8 +20,10 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use restitch_layout::{Layout, Prefetch};
 use restitch_program::{BlockId, Program};
 
+use crate::machine::Machine;
+use crate::place::Placement;
 use crate::simulate::{LATE, observe};
-use crate::{Machine, Placement, Step, Trace};
+use crate::trace::{Step, Trace};
 
 /// What a line from behind the L2 costs, in cycles ([`Counts::cost`](crate::Counts::cost)).
 const MISS: f64 = 40.0;

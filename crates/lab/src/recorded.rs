@@ -1,10 +1,10 @@
 //! A real execution: branch records, one after the other.
 
 use restitch_address::Svma;
-use restitch_profile::matching::run_between;
+use restitch_profile::ways::run_between;
 use restitch_program::{Program, Terminator};
 
-use crate::{How, Step, Trace};
+use crate::trace::{How, Step, Trace};
 
 /// A taken branch, by its instruction and its target; `None` is a place outside of the module.
 pub type RecordedBranch = (Option<Svma>, Option<Svma>);

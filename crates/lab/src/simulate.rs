@@ -5,7 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use restitch_program::{BlockId, Program};
 use serde::Serialize;
 
-use crate::{Cache, Geometry, How, Machine, PlacedDuplicate, Placement, Step, Trace};
+use crate::cache::Cache;
+use crate::machine::{Geometry, Machine};
+use crate::place::{PlacedDuplicate, Placement};
+use crate::trace::{How, Step, Trace};
 
 /// What happened in a run of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]

@@ -14,11 +14,13 @@ use restitch_profile::Profile;
 use restitch_program::Program;
 
 use crate::codestitcher::densest_first;
+use crate::distances::Distances;
 use crate::ext_tsp::ext_tsp_chains;
 use crate::graph::{HotGraph, Links};
+use crate::hot_chains::HotChains;
+use crate::model::{Fragment, Layout, LayoutAlgorithm};
 use crate::rest::rest_by_function;
 use crate::stitch::{collocate_near, split_by_heat};
-use crate::{Distances, Fragment, HotChains, Layout, LayoutAlgorithm};
 
 /// What the module's documentation says.
 #[derive(Debug, Clone, Copy, PartialEq)]

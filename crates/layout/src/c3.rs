@@ -11,29 +11,8 @@ use restitch_profile::Profile;
 use restitch_program::Program;
 
 use crate::functions::FunctionGraph;
-use crate::{Layout, LayoutAlgorithm};
-
-/// Something to be placed as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Node {
-    /// Size in bytes.
-    pub size: u64,
-    /// Executed bytes: the sum over its blocks of count times length.
-    pub weight: u64,
-}
-
-/// Transfers of control from one node to another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arc {
-    /// The calling node, by index.
-    pub from: usize,
-    /// The called node, by index.
-    pub to: usize,
-    /// How often.
-    pub count: u64,
-    /// Bytes from the start of the calling node to the call; for algorithms that look at distances.
-    pub offset: u64,
-}
+use crate::model::{Layout, LayoutAlgorithm};
+use crate::nodes::{Arc, Node};
 
 /// Whole functions in the order of call-chain clustering, their blocks as they were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,8 +12,9 @@ use restitch_program::Program;
 use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::functions::FunctionGraph;
 use crate::graph::Link;
+use crate::model::{Layout, LayoutAlgorithm};
+use crate::nodes::{Arc, Node};
 use crate::pettis_hansen::{by_density, links};
-use crate::{Arc, Layout, LayoutAlgorithm, Node};
 
 /// The constants of the cost model; the defaults are LLVM's.
 #[derive(Debug, Clone, Copy, PartialEq)]

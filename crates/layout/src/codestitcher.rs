@@ -19,11 +19,13 @@ use restitch_program::Program;
 
 use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::cycle_cover::cover_chains;
+use crate::distances::Distances;
 use crate::graph::{HotGraph, Link, LinkKind, Links};
-use crate::hot_chains::cold_fragments;
+use crate::hot_chains::{HotChains, cold_fragments};
+use crate::model::{Fragment, Layout, LayoutAlgorithm};
+use crate::nodes::Node;
 use crate::partial_order::Order;
 use crate::pettis_hansen::by_density;
-use crate::{Distances, Fragment, HotChains, Layout, LayoutAlgorithm, Node};
 
 /// Inter-procedural layout by distance.
 #[derive(Debug, Clone, PartialEq, Eq)]

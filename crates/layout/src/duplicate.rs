@@ -29,7 +29,7 @@ use std::collections::BinaryHeap;
 use restitch_profile::Profile;
 use restitch_program::{BlockAttrs, BlockId, EdgeId, EdgeKind, Program, Terminator};
 
-use crate::{Layout, Tail};
+use crate::model::{Layout, Tail};
 
 /// What an instruction is worth, measured in taken branches.
 const INSTRUCTION: f64 = 0.25;

@@ -21,8 +21,9 @@ use restitch_program::Program;
 use crate::chain_merging::{Candidate, Chains, Join, Objective, Shape};
 use crate::chains::extend;
 use crate::graph::{HotGraph, Link, LinkKind, Links};
+use crate::hot_chains::HotChains;
+use crate::model::{Layout, LayoutAlgorithm};
 use crate::tsp_worth::{AFFINITY, BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT};
-use crate::{HotChains, Layout, LayoutAlgorithm};
 
 /// Chains of more blocks are not cut. LLVM's limit.
 const SPLIT_NODES: usize = 128;

@@ -4,7 +4,8 @@ use restitch_profile::Profile;
 use restitch_program::{BlockId, CallTarget, FuncId, Program};
 
 use crate::graph::NONE;
-use crate::{Arc, Fragment, Layout, Node};
+use crate::model::{Fragment, Layout};
+use crate::nodes::{Arc, Node};
 
 /// The functions of which a movable block ran, in address order, and the transfers between them.
 #[derive(Debug, Clone, Default)]

@@ -5,7 +5,7 @@
 //! not say which return served which call, and the hottest is right for most. Indirect calls have no known
 //! callee and make no links.
 
-use crate::Node;
+use crate::nodes::Node;
 use restitch_profile::Profile;
 use restitch_program::{BlockId, CallTarget, EdgeKind, Program, Terminator};
 

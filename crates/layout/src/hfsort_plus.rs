@@ -17,8 +17,9 @@ use restitch_program::Program;
 use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::functions::FunctionGraph;
 use crate::graph::Link;
+use crate::model::{Layout, LayoutAlgorithm};
+use crate::nodes::{Arc, Node};
 use crate::pettis_hansen::{by_density, links};
-use crate::{Arc, Layout, LayoutAlgorithm, Node};
 
 /// A call over less than this many bytes stays on its page.
 const PAGE: f64 = restitch_address::PAGE as f64;

@@ -15,10 +15,11 @@ use std::collections::BTreeMap;
 use restitch_profile::Profile;
 use restitch_program::{BlockAttrs, BlockId, FuncId, Program};
 
-use crate::c3::denser_first;
+use crate::c3::{call_chain_order, denser_first};
 use crate::chains::greedy_chains;
 use crate::graph::{HotGraph, Links, NONE};
-use crate::{Fragment, Layout, LayoutAlgorithm, Node, call_chain_order};
+use crate::model::{Fragment, Layout, LayoutAlgorithm};
+use crate::nodes::Node;
 
 /// What C3 orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

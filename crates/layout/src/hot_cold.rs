@@ -14,8 +14,8 @@ use restitch_program::{BlockAttrs, BlockId, FuncId, Program};
 
 use crate::chains::greedy_chains;
 use crate::graph::{HotGraph, Links};
+use crate::model::{Fragment, Layout, LayoutAlgorithm};
 use crate::ph_bb::functions;
-use crate::{Fragment, Layout, LayoutAlgorithm};
 
 /// Hot and cold chunks of a function group.
 #[derive(Debug, Clone, Copy, PartialEq)]

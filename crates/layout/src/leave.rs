@@ -19,7 +19,8 @@ use restitch_profile::Profile;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, EdgeKind, FuncId, Program, Terminator};
 
 use crate::graph::NONE;
-use crate::{LINE, Layout};
+use crate::model::Layout;
+use crate::score::LINE;
 
 /// How code that stays reaches copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,7 +214,8 @@ fn gotos(program: &Program, profile: &Profile, place: &Placement) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ExtTspAcross, LayoutAlgorithm};
+    use crate::across::ExtTspAcross;
+    use crate::model::LayoutAlgorithm;
     use restitch_profile::testing::{RandomProgram, Shape, walk};
 
     /// `plain` and `caller` are straight, `twisted` has its usual way behind a branch; all three are called
@@ -286,7 +288,7 @@ edge 0x10e0 taken 0x10f0 = 100
         let program = Program::from_text(&text).expect("a program");
         let profile = Profile::from_text(COUNTS, &program).expect("a profile");
         assert_eq!(called_through_pointers(&program, &profile), [100.0, 100.0, 0.0, 0.0, 100.0, 0.0]);
-        for algorithm in crate::algorithms() {
+        for algorithm in crate::registry::algorithms() {
             let mut layout = algorithm.layout(&program, &profile);
             for reaching in [Reaching::Straight, Reaching::ByBranches, Reaching::Redirected] {
                 leave_in_place(&program, &profile, reaching, &[], &mut layout);

@@ -3,7 +3,7 @@
 use restitch_profile::Profile;
 use restitch_program::{BlockId, FuncId, Program};
 
-use crate::{Fragment, Layout, LayoutAlgorithm};
+use crate::model::{Fragment, Layout, LayoutAlgorithm};
 
 /// Address order, hot and cold together: the baseline, and the order of counting versions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

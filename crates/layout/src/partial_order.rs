@@ -18,10 +18,10 @@ use std::collections::{BTreeMap, BinaryHeap};
 use restitch_profile::Profile;
 use restitch_program::{EdgeKind, Program, Terminator};
 
-use crate::Node;
 use crate::c3::denser_first;
 use crate::chain_merging::Chains;
 use crate::graph::{HotGraph, NONE};
+use crate::nodes::Node;
 
 /// Chains that a search looks at.
 const SEARCH_LIMIT: usize = 256;
@@ -253,9 +253,9 @@ impl Eq for Ready {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Distances;
     use crate::codestitcher::collocate;
     use crate::cycle_cover::cover_chains;
+    use crate::distances::Distances;
     use crate::graph::Links;
     use restitch_profile::testing::{RandomProgram, Shape, walk};
 

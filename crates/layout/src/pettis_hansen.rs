@@ -15,7 +15,8 @@ use crate::c3::denser_first;
 use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::functions::FunctionGraph;
 use crate::graph::{Link, LinkKind};
-use crate::{Arc, Layout, LayoutAlgorithm, Node};
+use crate::model::{Layout, LayoutAlgorithm};
+use crate::nodes::{Arc, Node};
 
 /// Whole functions in Pettis and Hansen's order, their blocks as they were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -12,8 +12,10 @@ use crate::c3::denser_first;
 use crate::chains::greedy_chains;
 use crate::functions::arcs;
 use crate::graph::{HotGraph, Links, NONE};
-use crate::hot_chains::{cold_fragments, node};
-use crate::{Fragment, HotChains, Layout, LayoutAlgorithm, Node, pettis_hansen_order};
+use crate::hot_chains::{HotChains, cold_fragments, node};
+use crate::model::{Fragment, Layout, LayoutAlgorithm};
+use crate::nodes::Node;
+use crate::pettis_hansen::pettis_hansen_order;
 
 /// Splitting, chaining and function order of Pettis and Hansen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

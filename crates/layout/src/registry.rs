@@ -7,11 +7,23 @@ use std::time::Duration;
 use restitch_profile::Profile;
 use restitch_program::Program;
 
-use crate::{
-    BadDistances, C3, CdSort, Codestitcher, Distances, ExtTsp, ExtTspAcross, HfsortPlus, HotChains,
-    HotColdChunks, Layout, LayoutAlgorithm, OriginalOrder, PettisHansen, PhBb, SearchBudget, Stitch,
-    TemporalAffinity, search,
-};
+use crate::across::ExtTspAcross;
+use crate::c3::C3;
+use crate::cdsort::CdSort;
+use crate::codestitcher::Codestitcher;
+use crate::distances::{BadDistances, Distances};
+use crate::ext_tsp::ExtTsp;
+use crate::hfsort_plus::HfsortPlus;
+use crate::hot_chains::HotChains;
+use crate::hot_cold::HotColdChunks;
+use crate::model::{Layout, LayoutAlgorithm};
+use crate::original::OriginalOrder;
+use crate::pettis_hansen::PettisHansen;
+use crate::ph_bb::PhBb;
+use crate::search;
+use crate::search::SearchBudget;
+use crate::stitch::Stitch;
+use crate::temporal_affinity::TemporalAffinity;
 
 /// The name of the algorithm that is used unless another is asked for; local search follows it
 /// ([`LayoutChoice::default`]).

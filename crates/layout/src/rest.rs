@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use restitch_profile::Profile;
 use restitch_program::{BlockId, FuncId, Program};
 
-use crate::Fragment;
 use crate::ext_tsp::ext_tsp_chains;
 use crate::graph::{HotGraph, Links};
 use crate::hot_chains::cold_blocks;
+use crate::model::Fragment;
 
 /// All movable blocks of functions with an `executed` block that are not hot: the `warm` ones and what never
 /// ran, one fragment a function.

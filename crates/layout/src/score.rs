@@ -8,7 +8,7 @@ use restitch_address::PAGE;
 use restitch_profile::Profile;
 use restitch_program::{EdgeKind, Program, Terminator};
 
-use crate::Layout;
+use crate::model::Layout;
 
 /// Line size that [`Coverage`] of lines counts, in bytes.
 pub const LINE: u64 = 64;

@@ -30,8 +30,9 @@ use std::time::Duration;
 use restitch_profile::Profile;
 use restitch_program::Program;
 
+use crate::distances::Distances;
 use crate::graph::{HotGraph, Links};
-use crate::{Distances, Fragment, Layout};
+use crate::model::{Fragment, Layout};
 use order::Order;
 use worth::Worth;
 
@@ -192,8 +193,8 @@ fn sweep(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LayoutChoice;
     use crate::graph::{Link, LinkKind};
+    use crate::registry::LayoutChoice;
     use crate::small_graphs::random_graph;
     use proptest::prelude::*;
     use restitch_profile::testing::{Random, RandomProgram, best_of_all, walk};

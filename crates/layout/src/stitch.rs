@@ -22,9 +22,10 @@ use restitch_program::{BlockId, Program};
 use crate::chain_merging::{Candidate, Chains, Join, Objective};
 use crate::codestitcher::densest_first;
 use crate::cycle_cover::cover_chains;
+use crate::distances::Distances;
 use crate::graph::{HotGraph, Links};
-use crate::hot_chains::cold_fragments;
-use crate::{Distances, Fragment, HotChains, Layout, LayoutAlgorithm};
+use crate::hot_chains::{HotChains, cold_fragments};
+use crate::model::{Fragment, Layout, LayoutAlgorithm};
 
 /// Gains below are rounding errors.
 const EPSILON: f64 = 1e-12;

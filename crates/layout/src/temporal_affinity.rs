@@ -15,8 +15,10 @@
 use restitch_profile::Profile;
 use restitch_program::Program;
 
+use crate::across::ExtTspAcross;
+use crate::distances::Distances;
 use crate::ext_tsp::ext_tsp_chains;
-use crate::{Distances, ExtTspAcross, Layout, LayoutAlgorithm};
+use crate::model::{Layout, LayoutAlgorithm};
 
 /// Inter-procedural extended TSP that lets blocks share lines which run at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

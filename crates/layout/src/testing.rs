@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use restitch_program::{BlockId, Edge, EdgeKind, Program, Terminator};
 
-use crate::{Fragment, Layout, Prefetch, Tail};
+use crate::model::{Fragment, Layout, Prefetch, Tail};
 
 /// All blocks in the original order.
 pub fn whole(program: &Program) -> Layout {

@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 use restitch_address::Svma;
 use restitch_program::{BlockId, Program};
 
-use crate::{Fragment, Layout, Prefetch, Tail};
+use crate::model::{Fragment, Layout, Prefetch, Tail};
 
 /// A line that is not in the textual form of a layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

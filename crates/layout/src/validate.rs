@@ -2,7 +2,7 @@
 
 use restitch_program::{EdgeKind, Program, Terminator};
 
-use crate::{Layout, Prefetch, Tail};
+use crate::model::{Layout, Prefetch, Tail};
 
 impl Layout {
     /// Checks that each block occurs at most once, exists and is movable, that no fragment is empty, and that

@@ -7,7 +7,9 @@
 //! **Idea.** Measure it here: this thread does the same work with and without samples in turns, and compares
 //! its own processor time.
 
-use crate::{IpSampler, PerfError, Record, SampleEvent, SampleOptions};
+use crate::error::PerfError;
+use crate::record::Record;
+use crate::sampler::{IpSampler, SampleEvent, SampleOptions};
 use std::hint::black_box;
 use std::time::Duration;
 

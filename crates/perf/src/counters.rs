@@ -1,6 +1,6 @@
 //! Counting events over processes.
 
-use crate::PerfError;
+use crate::error::PerfError;
 use crate::event::{self, Attributes, Event, bindings};
 use crate::sampler::{open_failed, threads_of};
 use std::io;

@@ -1,7 +1,7 @@
 //! Events that say what a layout does: cycles, instructions, and what the processor's front end lacks.
 
-use crate::alarm_choice::{AMD_TAKEN, INTEL_TAKEN};
-use crate::{CounterEvent, Vendor};
+use crate::alarm_choice::{AMD_TAKEN, INTEL_TAKEN, Vendor};
+use crate::counters::CounterEvent;
 
 /// Slots of the dispatch stage that stay empty for want of instructions (AMD Processor Programming Reference
 /// for families 19h and 1Ah, `de_no_dispatch_per_slot`).

@@ -1,7 +1,7 @@
 //! The ring of records that the kernel fills and we empty.
 
 use crate::event::{Event, bindings};
-use crate::{Record, RecordLayout, parse_record};
+use crate::record::{Record, RecordLayout, parse_record};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};

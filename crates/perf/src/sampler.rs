@@ -1,9 +1,11 @@
 //! Sampling of instruction pointers.
 
+use crate::error::PerfError;
 use crate::event::{self, Attributes, Event, bindings};
-use crate::pmu::with_branches;
+use crate::pmu::{Pmu, with_branches};
+use crate::record::{Record, RecordLayout};
 use crate::ring::Ring;
-use crate::{PerfError, Pmu, Record, RecordLayout};
+
 use restitch_procfs::ProcError;
 use std::io;
 use std::os::fd::OwnedFd;

@@ -11,7 +11,7 @@
 //! Limits: a thread that blocks the signal is not stopped until it unblocks it. References:
 //! perf_event_open(2), "Overflow handling"; fcntl(2), "Managing signals"; ptrace(2), "Signal-delivery-stop".
 
-use crate::PerfError;
+use crate::error::PerfError;
 use crate::event::{Attributes, Event, execution_breakpoint};
 use crate::sampler::has_ended;
 use perf_event_open_sys as sys;

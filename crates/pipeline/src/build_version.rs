@@ -4,8 +4,8 @@
 //! [`build_version`] does it for one module. A session with several does each step for all of them at once,
 //! and looks between the steps whether it is to end: [`Draft`] and [`Emitted`] are the stages.
 
-use crate::PipelineError;
 use crate::analysis::Analyzed;
+use crate::error::PipelineError;
 use crate::large_pages::alignment;
 use crate::make::{
     Place, Wanted, check_version, emit_version, estimate, lay_out, promoted_bytes, retargeted_bytes,

@@ -57,5 +57,5 @@ pub fn finish(result: &mut RunResult, source: &str, seconds: f64) {
         exact_edge_share: if edges == 0 { 0.0 } else { exact / edges as f64 },
     });
     result.outcome = restitch_report::Outcome::Written;
-    result.exit_code = crate::ExitCode::Done.number();
+    result.exit_code = crate::exit_code::ExitCode::Done.number();
 }

@@ -1,6 +1,6 @@
 //! Files that the user names: reading, and writing whole or not at all.
 
-use crate::PipelineError;
+use crate::error::PipelineError;
 use restitch_apply::{Existing, MOST_NAMED, MOST_PIPED, Outlives};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;

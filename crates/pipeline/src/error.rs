@@ -1,6 +1,6 @@
 //! Errors on the way from a module to a checked version of it.
 
-use crate::ExitCode;
+use crate::exit_code::ExitCode;
 use restitch_apply::Why;
 use restitch_apply_elf::ElfError;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! Profiles from files for `optimize`: our own store, `perf.data` with and without branch stacks, and the
 //! formats of other tools.
 
-use crate::PipelineError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
+use crate::error::PipelineError;
 use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, only_samples, resolve};
 use crate::recorded_builds::of_build;
 use restitch_apply::{Why, explained};

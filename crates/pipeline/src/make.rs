@@ -1,7 +1,7 @@
 //! Making checked versions: counting ones and optimized ones.
 
-use crate::PipelineError;
 use crate::analysis::Analyzed;
+use crate::error::PipelineError;
 use crate::machine::this_machine;
 use restitch_address::{LoadBias, Svma};
 use restitch_check::{CheckedVersion, check};

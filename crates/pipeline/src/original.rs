@@ -1,8 +1,8 @@
 //! The original of a file that the user names.
 
-use crate::PipelineError;
 use crate::analysis::{Analyzed, analyze_image};
 use crate::disk::read_regular;
+use crate::error::PipelineError;
 use crate::run_time_refusal::refuse_file;
 use restitch_apply::Why;
 use restitch_apply_elf::ElfError;

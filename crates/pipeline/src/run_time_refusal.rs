@@ -8,7 +8,7 @@
 //! Which files are of such a kind says [`Image::run_time`]; the analysis leaves all of their code in place,
 //! whoever asks for it. Here is what the user is told, before anything is done.
 
-use crate::PipelineError;
+use crate::error::PipelineError;
 use restitch_image::Image;
 use std::path::Path;
 

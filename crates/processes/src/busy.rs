@@ -1,7 +1,7 @@
 //! Processes that another restitch is at work on: they are waited for a little. It may be about to end, or a
 //! keeper that gives a process back for one that was killed.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::interrupt::pause;
 use restitch_apply_process::{ProcessError, StateDir};
 use restitch_procfs::{self as procfs, ProcessId};

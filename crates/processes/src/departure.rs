@@ -1,7 +1,7 @@
 //! A process that ends, or executes another program, while it is worked on. Whatever fails then, or has come
 //! to nothing, is not what there is to tell.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::process_set::ProcessSet;
 use restitch_pipeline::ExitCode;
 

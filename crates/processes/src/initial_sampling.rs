@@ -6,7 +6,7 @@
 //! samples are taken at the expense of the process, whose processor time they are part of, and the analysis
 //! takes processor time that the process would have had.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::interrupt::{heed, pause};
 use crate::modules::{Analyses, may_be_changed, with_a_share};
 use crate::process_set::ProcessSet;

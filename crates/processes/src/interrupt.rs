@@ -1,7 +1,7 @@
 //! Requests to end: a session looks at its waits and between its steps whether there was one, and gives up by
 //! an error.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use restitch_pipeline::ExitCode;
 use restitch_tracee::AskedToEnd;
 use std::time::Duration;

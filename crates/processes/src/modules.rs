@@ -1,6 +1,6 @@
 //! Which modules of a process are worth work, and their analyses.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::process_set::ProcessSet;
 use crate::refusal::left_alone;
 use crate::sampling::IpSamples;

@@ -4,7 +4,7 @@
 //! time: the one that works. The same goes for processes of different users: a program's first process may be
 //! root's, and those that work another user's (nginx, Apache).
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::process_set::process_of;
 use restitch_address::Avma;
 use restitch_pipeline::Watcher;

@@ -1,7 +1,7 @@
 //! The processes of a session: one, or with `--tree` all that run its program.
 
-use crate::SessionError;
 use crate::busy::{BUSY, BUSY_LOOK, when_not_traced};
+use crate::error::SessionError;
 use crate::interrupt::pause;
 use crate::refusal::refuse;
 use restitch_address::{Avma, Svma, SvmaRange};

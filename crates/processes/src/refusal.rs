@@ -1,7 +1,7 @@
 //! Processes that are not touched: those with code of a run time that would not know the copies
 //! (`run_time_refusal.rs`), and those whose shadow stack tracing versions do not keep.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use restitch_apply_process::{Module, Target};
 use restitch_image::Image;
 use restitch_pipeline::PipelineError;

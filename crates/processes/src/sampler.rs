@@ -5,7 +5,7 @@
 //! What runs on each processor is looked at instead, if that is permitted, and what is not of the processes
 //! is dropped. Where they keep few of many processors busy, those of others would pay: then their own events.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::process_set::ProcessSet;
 use restitch_perf::{IpSampler, Pmu, Record, SampleEvent, SampleOptions};
 use restitch_procfs as procfs;

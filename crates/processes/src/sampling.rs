@@ -1,6 +1,6 @@
 //! IP samples: which modules and functions matter.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::process_set::ProcessSet;
 use crate::sampler::Sampler;
 use restitch_address::{Avma, Svma};

@@ -1,6 +1,6 @@
 //! Where profiles come from, and which sources this machine has.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use restitch_perf::{Availability, Pmu};
 use std::str::FromStr;
 

@@ -1,6 +1,6 @@
 //! Starting commands that are looked at from their beginning.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::interrupt::heed;
 use restitch_tracee::{AskedToEnd, LaunchOptions, NotStarted, TraceError, TraceEvents};
 use std::process::Command;

@@ -5,7 +5,7 @@
 //! is finished: a layout in force that only was to be judged. Giving back looks at no request: it is short,
 //! and what waits for it is told so ([`AskedToEnd::answer`]).
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::process_set::ProcessSet;
 use restitch_apply_process::{AttachedProcess, VersionKind};
 use restitch_pipeline::Watcher;

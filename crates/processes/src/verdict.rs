@@ -10,7 +10,7 @@
 //! of instructions by the jumps that it saves, a percent or two, so the ratio is close to that of cycles per
 //! unit of work. Without either, nothing that can be read tells faster from busier, and the verdict says so.
 
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::interrupt::heed;
 use restitch_apply::{Why, explained};
 use restitch_perf::{CounterEvent, CounterOptions, Counters};

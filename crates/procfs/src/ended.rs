@@ -1,6 +1,6 @@
 //! Whether a process has ended: what is refused then is not refused for lack of permission.
 
-use crate::{Stat, parse_stat};
+use crate::status::{Stat, parse_stat};
 use std::path::Path;
 use std::time::Duration;
 

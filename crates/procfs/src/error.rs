@@ -1,6 +1,6 @@
 //! Errors of reading `/proc`.
 
-use crate::has_ended;
+use crate::ended::has_ended;
 use std::path::{Path, PathBuf};
 
 /// Why a fact about a process could not be read.

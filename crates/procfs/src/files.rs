@@ -1,7 +1,10 @@
 //! Opening the very file that a process has mapped, although its path may name another one by now or be in
 //! another mount namespace.
 
-use crate::{Device, Mapping, ProcError, holder, shared_path};
+use crate::error::ProcError;
+use crate::holder;
+use crate::holder::shared_path;
+use crate::maps::{Device, Mapping};
 use std::ffi::CString;
 use std::fs::File;
 use std::io;

@@ -4,7 +4,7 @@
 //! must not stand in the way of what grows: the `brk` heap upwards, the main stack downwards. A place *below*
 //! the module is best: nothing grows into it and landing pads left in the original code are positive offsets.
 
-use crate::Mapping;
+use crate::maps::Mapping;
 use restitch_address::{Avma, AvmaRange, PAGE};
 
 /// First address that user space cannot map (4-level paging; 5-level programs keep below it unless they ask).

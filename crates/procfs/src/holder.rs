@@ -6,7 +6,7 @@
 //!
 //! **Idea.** All threads share them, so any that lives does: `/proc/PID/task/TID` has nearly the same files.
 
-use crate::parse_stat;
+use crate::status::parse_stat;
 use std::path::PathBuf;
 
 pub(crate) fn path_of(pid: i32, file: &str) -> PathBuf {

@@ -1,6 +1,7 @@
 //! Locks on files, and who holds them.
 
-use crate::{Device, FileIdentity};
+use crate::files::FileIdentity;
+use crate::maps::Device;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;

@@ -1,6 +1,9 @@
 //! Which file is mapped at an address, asked again and again.
 
-use crate::{Device, ProcError, maps, shared_path};
+use crate::error::ProcError;
+use crate::holder::shared_path;
+use crate::maps;
+use crate::maps::Device;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use std::fs::File;
 use std::io;

@@ -1,6 +1,7 @@
 //! Files as they will look once they are mapped, and how far their file system can be trusted.
 
-use crate::{FileIdentity, parse_maps};
+use crate::files::FileIdentity;
+use crate::maps::parse_maps;
 use restitch_address::Avma;
 use std::fs::File;
 use std::io;
@@ -69,7 +70,7 @@ pub fn change_times(file: &File) -> io::Result<ChangeTimes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MappingName;
+    use crate::maps::MappingName;
 
     #[test]
     fn a_file_is_named_as_in_the_maps_of_those_who_have_it_mapped() {

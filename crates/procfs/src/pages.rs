@@ -1,7 +1,9 @@
 //! What stands behind single pages and single mappings: `/proc/PID/pagemap`
 //! (Documentation/admin-guide/mm/pagemap.rst) and the flags of `/proc/PID/smaps` (proc_pid_smaps(5)).
 
-use crate::{ProcError, bounded, shared_path};
+use crate::bounded;
+use crate::error::ProcError;
+use crate::holder::shared_path;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -8,8 +8,11 @@
 //! has no table costs nothing. Before, mappings in which `smaps` knows of nothing are left out
 //! ([`Residents`]), and the page map of the others is read piece by piece.
 
+use crate::bounded;
+use crate::error::ProcError;
+use crate::holder::shared_path;
+use crate::maps::Mapping;
 use crate::pages::Pagemap;
-use crate::{Mapping, ProcError, bounded, shared_path};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -204,7 +207,7 @@ impl Residents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse_maps;
+    use crate::maps::parse_maps;
     use proptest::prelude::*;
     use std::sync::atomic::AtomicBool;
 

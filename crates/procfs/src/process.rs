@@ -1,12 +1,13 @@
 //! Reading processes: identity, threads, maps, and who runs the same program.
 
+use crate::auxv::AuxVector;
 use crate::bounded;
 use crate::ended::all_ended;
+use crate::error::ProcError;
+use crate::files::FileIdentity;
 use crate::holder::{path_of, path_of_thread, shared_path};
-use crate::{
-    AuxVector, FileIdentity, Mapping, ProcError, Stat, Status, parse_maps, parse_run_delay, parse_schedstat,
-    parse_stat,
-};
+use crate::maps::{Mapping, parse_maps};
+use crate::status::{Stat, Status, parse_run_delay, parse_schedstat, parse_stat};
 use restitch_address::Avma;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

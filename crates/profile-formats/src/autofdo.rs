@@ -17,7 +17,9 @@
 //!
 //! **What is read** is the same: entry counts. Lines and inlined calls are passed over.
 
-use crate::{FormatError, Names, Records};
+use crate::error::FormatError;
+use crate::names::Names;
+use crate::records::Records;
 use restitch_profile::Profile;
 use restitch_program::Program;
 use std::cmp::Reverse;

@@ -4,7 +4,7 @@
 //! behind a branch and at targets: of direct branches and calls from anywhere, of jump tables, landing pads,
 //! entries. A lone `jmp` behind a conditional branch belongs to the conditional's block.
 
-use crate::Records;
+use crate::records::Records;
 use restitch_address::Svma;
 use restitch_image::Image;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, EdgeKind, FuncId, Program, Terminator};

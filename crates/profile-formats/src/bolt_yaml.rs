@@ -10,7 +10,10 @@
 //!
 //! As `bolt/include/bolt/Profile/ProfileYAMLMapping.h` of LLVM describes it.
 
-use crate::{BoltBlocks, FormatError, Names, Records};
+use crate::bolt_blocks::BoltBlocks;
+use crate::error::FormatError;
+use crate::names::Names;
+use crate::records::Records;
 use restitch_address::Svma;
 use restitch_profile::Profile;
 use restitch_program::{BlockId, CallTarget, EdgeKind, FuncId, Program};

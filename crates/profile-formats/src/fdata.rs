@@ -14,9 +14,13 @@
 //! **What BOLT wants.** It takes no profile of a function in which one step or branch does not fit its own
 //! flow graph. So steps are written only into blocks that BOLT sees as well ([`BoltBlocks`]).
 
-use crate::{BoltBlocks, FormatError, Names, Records};
+use crate::bolt_blocks::BoltBlocks;
+use crate::error::FormatError;
+use crate::names::Names;
+use crate::records::Records;
 use restitch_address::Svma;
-use restitch_profile::{Profile, matching::run_between};
+use restitch_profile::Profile;
+use restitch_profile::ways::run_between;
 use restitch_program::{BlockId, Edge, EdgeKind, Program};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

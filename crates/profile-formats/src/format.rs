@@ -1,6 +1,6 @@
 //! The formats: how each is recognised, and what each can hold.
 
-use crate::FormatError;
+use crate::error::FormatError;
 use std::fmt;
 
 /// A format of profile files.

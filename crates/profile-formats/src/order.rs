@@ -1,7 +1,8 @@
 //! Symbol orders: a symbol a line, as `ld.lld --symbol-ordering-file`, `gold --section-ordering-file` (with
 //! `.text.` in front) and Propeller's `ld_profile` want them. `#` begins a comment.
 
-use crate::{FormatError, Names};
+use crate::error::FormatError;
+use crate::names::Names;
 use restitch_program::{BlockId, Program};
 use std::collections::HashSet;
 

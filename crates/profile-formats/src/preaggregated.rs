@@ -13,7 +13,8 @@
 //! module or `X` (unknown). As `bolt/include/bolt/Profile/DataAggregator.h` of LLVM describes it. Written:
 //! `B` and `F`, and `S` for samples without branches (LLVM 19 reads `B`, `F` and `f` only).
 
-use crate::{FormatError, Records};
+use crate::error::FormatError;
+use crate::records::Records;
 use restitch_address::Svma;
 use std::fmt::Write as _;
 

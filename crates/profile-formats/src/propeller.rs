@@ -16,7 +16,8 @@
 //! Map format: `llvm/docs/Extensions.rst`, "SHT_LLVM_BB_ADDR_MAP"; versions 0 (LLVM 12 to 14), 1 and 2
 //! without optional features.
 
-use crate::{FormatError, Names};
+use crate::error::FormatError;
+use crate::names::Names;
 use restitch_address::Svma;
 use restitch_image::Image;
 use restitch_program::{BlockId, Program};

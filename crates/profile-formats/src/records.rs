@@ -1,7 +1,8 @@
 //! `Records`: what a profile file says of one module, before it is matched with the module's code.
 
 use restitch_address::Svma;
-use restitch_profile::matching::{count_branch, count_run, fall_through_to, raise_blocks};
+use restitch_profile::matching::{count_branch, count_run, raise_blocks};
+use restitch_profile::ways::fall_through_to;
 use restitch_profile::{BranchSamples, ModuleSamples, Profile, Turns};
 use restitch_program::{BlockId, CallId, CallTarget, EdgeKind, Program};
 use std::collections::BTreeMap;

@@ -6,7 +6,8 @@ use restitch_address::Svma;
 use restitch_program::Program;
 
 use crate::matching::{count_branch, count_run, raise_blocks};
-use crate::{Profile, Turns};
+use crate::model::Profile;
+use crate::paths::Turns;
 
 /// Aggregated branch records of one module, in canonical coordinates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -2,7 +2,8 @@
 
 use restitch_program::Program;
 
-use crate::{Equations, Profile};
+use crate::equations::Equations;
+use crate::model::Profile;
 
 /// How far a profile agrees with itself, and how much of the program it saw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

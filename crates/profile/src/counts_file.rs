@@ -11,7 +11,9 @@
 //! its start; `identity` is a hash of the table, `shape` one of the program's blocks, edges and calls, to
 //! which the table's indices refer.
 
-use crate::{Counted, CounterPlan, Known, Vote, VoteArea};
+use crate::derive::Known;
+use crate::placement::{Counted, CounterPlan};
+use crate::target_value_profile::{Vote, VoteArea};
 use restitch_address::{Svma, SvmaRange};
 use restitch_program::{BlockId, CallId, EdgeId, Program};
 

@@ -20,7 +20,8 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use restitch_program::{BlockId, EdgeId, Program};
 
-use crate::{Equations, Profile};
+use crate::equations::Equations;
+use crate::model::Profile;
 
 /// The counts that were measured.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -8,9 +8,10 @@
 //! flow equations then give frequencies. They are solved by passes over the blocks in address order: forward
 //! edges are done within a pass, and each further pass is one more iteration of the loops.
 
+use crate::equations::Equations;
 use crate::probabilities::shares;
 use crate::repair::{EXECUTIONS_PER_SAMPLE, repair};
-use crate::{Equations, Weights};
+use crate::weights::Weights;
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, Program};
 
 /// Iterations of a loop that are followed.

@@ -37,6 +37,8 @@ mod temporal_affinity;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod text;
+pub mod ways;
+mod weights;
 
 pub use branches::*;
 pub use check::*;
@@ -56,3 +58,4 @@ pub use store::*;
 pub use target_value_profile::*;
 pub use temporal_affinity::*;
 pub use text::*;
+pub use weights::Weights;

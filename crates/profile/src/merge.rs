@@ -4,7 +4,7 @@
 //! All* (section 4) gives each application's profile the same weight, and that is the default here: each is
 //! brought to the same total first.
 
-use crate::{ModuleProfile, ProfileFile};
+use crate::store::{ModuleProfile, ProfileFile};
 
 /// What each profile counts in a sum.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -4,7 +4,8 @@ use restitch_address::Svma;
 use restitch_program::{BlockId, CallId, EdgeId, EdgeKind, FuncId, Program, Terminator};
 use std::collections::BTreeMap;
 
-use crate::{AffinityCounts, PathCounts};
+use crate::paths::PathCounts;
+use crate::temporal_affinity::AffinityCounts;
 
 /// What one call site called in its own module, with counts. The rest of the site's count went elsewhere, or
 /// is unknown.

@@ -16,8 +16,8 @@ use std::hash::Hash;
 use restitch_address::Svma;
 use restitch_program::{BlockId, EdgeId, Program, Terminator};
 
-use crate::matching::{run_between, taken_edge};
-use crate::{AffinityCounts, Windows};
+use crate::temporal_affinity::{AffinityCounts, Windows};
+use crate::ways::{run_between, taken_edge};
 
 /// Executions by the edge into a block and the edge out of it.
 pub type PathCounts = BTreeMap<(EdgeId, EdgeId), u64>;
@@ -176,8 +176,11 @@ fn elsewhere(paths: &PathCounts) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::branches::BranchSamples;
+    use crate::merge::{MergeWeights, merge_profiles};
+    use crate::model::Profile;
+    use crate::store::{ModuleProfile, ProfileFile};
     use crate::testing::{Random, RandomProgram};
-    use crate::{BranchSamples, MergeWeights, ModuleProfile, Profile, ProfileFile, merge_profiles};
     use proptest::prelude::*;
     use restitch_program::EdgeKind;
 
@@ -235,7 +238,7 @@ function 0x1000..0x1060 f movable
     #[test]
     fn a_branch_that_repeats_another_is_seen_and_one_that_does_not_is_left_out() {
         let program = Program::from_text(TWO_BRANCHES).unwrap();
-        let edge = |from, to| crate::matching::taken_edge(&program, Svma::new(from), Svma::new(to)).unwrap();
+        let edge = |from, to| crate::ways::taken_edge(&program, Svma::new(from), Svma::new(to)).unwrap();
         let by_jump = edge(0x101e, 0x1030);
         let mut samples = BranchSamples::default();
         samples.add_stack(&stack(&program, 7, |last| last == by_jump));

@@ -27,8 +27,10 @@
 
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, EdgeKind, FuncId, Program, Terminator};
 
+use crate::derive::Known;
+use crate::equations::Equations;
 use crate::estimate::Estimate;
-use crate::{Equations, Known, Profile};
+use crate::weights::Weights;
 
 /// What a counter counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,20 +39,6 @@ pub enum Counted {
     Block(BlockId),
     /// Traversals of an edge.
     Edge(EdgeId),
-}
-
-/// An estimate of how often things run, so that counters go where they cost little.
-#[derive(Debug, Clone, Copy, Default)]
-pub enum Weights<'a> {
-    /// Nothing is known: frequencies are guessed from the shape of the code.
-    #[default]
-    Static,
-    /// Estimated executions of each block by [`BlockId`]: IP samples divided by the block's length in bytes,
-    /// times [`EXECUTIONS_PER_SAMPLE`](crate::EXECUTIONS_PER_SAMPLE). They become the nearest flow; where
-    /// there is none, the guess decides.
-    Blocks(&'a [u64]),
-    /// An earlier profile.
-    Profile(&'a Profile),
 }
 
 /// What is believed about calls.
@@ -261,8 +249,10 @@ impl Points {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::derive;
+    use crate::derive::{Basis, Derived};
+    use crate::model::Profile;
     use crate::testing::{RandomProgram, Shape, walk};
-    use crate::{Basis, Derived, derive};
     use proptest::prelude::*;
 
     fn everything(program: &Program) -> Vec<bool> {

@@ -5,7 +5,7 @@
 //! often. Only targets that are functions of the same module count: those of others may be unloaded or
 //! replaced while the promoted call is in force.
 
-use crate::Profile;
+use crate::model::Profile;
 use restitch_address::Svma;
 use restitch_program::{CallId, CallTarget, Program};
 

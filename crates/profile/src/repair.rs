@@ -26,8 +26,11 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use restitch_program::{BlockAttrs, BlockId, Edge, EdgeId, Program, Terminator};
 
+use crate::derive;
+use crate::derive::Known;
+use crate::equations::Equations;
+use crate::model::Profile;
 use crate::probabilities::shares;
-use crate::{Equations, Known, Profile, derive};
 
 /// Executions that one sample in a block of one byte stands for: samples fall in proportion to executions
 /// times length.

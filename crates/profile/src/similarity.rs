@@ -10,7 +10,7 @@
 //!   branches are compared, and the others are counted apart. The paper's figures are per branch:
 //!   [`TakenNorms`] gives sums, and divided by the number of branches.
 
-use crate::Profile;
+use crate::model::Profile;
 use restitch_program::{EdgeKind, Program, Terminator};
 
 /// The numbers of one profile that are compared, over the functions, branches, blocks and edges of one or

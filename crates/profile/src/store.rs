@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use restitch_address::Svma;
 use restitch_program::{CallId, CallTarget, Edge, EdgeId, EdgeKind, Program};
 
-use crate::Profile;
+use crate::model::Profile;
 
 /// The version of the format that is written.
 pub const STORE_VERSION: u32 = 4;

@@ -11,7 +11,7 @@
 //! believed only as far as it fits the program. It is nothing to rely on for what code does: a promoted call
 //! is right for every target.
 
-use crate::Profile;
+use crate::model::Profile;
 use crate::promote::starts_function;
 use restitch_program::{CallId, CallTarget, Program};
 
@@ -139,7 +139,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PromotionLimits, promotions};
+    use crate::promote::{PromotionLimits, promotions};
 
     const TEXT: &str = "\
 function 0x1000..0x1040 f movable

@@ -21,7 +21,7 @@ use std::ops::Range;
 use restitch_address::Svma;
 use restitch_program::{BlockId, Program};
 
-use crate::matching::run_between;
+use crate::ways::run_between;
 
 /// In how many windows both blocks ran, by the lower block and the higher one.
 pub type AffinityCounts = BTreeMap<(BlockId, BlockId), u64>;

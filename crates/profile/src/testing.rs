@@ -6,7 +6,7 @@ use restitch_program::{
     FuncId, Function, JumpTable, Movability, Program, TableEncoding, TableId, Terminator, build_edges,
 };
 
-use crate::Profile;
+use crate::model::Profile;
 
 /// Two functions as text: a loop over an `if` that calls the other one.
 pub const TWO_FUNCTIONS: &str = "\
@@ -269,7 +269,7 @@ fn step(
 
 /// Edges to the nearest block that leaves the program's known flow; `u32::MAX` where there is none.
 fn distance_to_exit(program: &Program) -> Vec<u32> {
-    let equations = crate::Equations::new(program, None);
+    let equations = crate::equations::Equations::new(program, None);
     let mut distance = vec![u32::MAX; program.blocks.len()];
     let mut queue = std::collections::VecDeque::new();
     for id in program.block_ids() {

@@ -18,8 +18,8 @@ use std::fmt::Write as _;
 use restitch_address::Svma;
 use restitch_program::{CallTarget, EdgeKind, Program};
 
-use crate::store::{find_edge, find_path};
-use crate::{ModuleProfile, Profile};
+use crate::model::Profile;
+use crate::store::{ModuleProfile, find_edge, find_path};
 
 /// A line that is not in the textual form of a profile, or has no place in the program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

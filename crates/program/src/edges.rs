@@ -2,7 +2,8 @@
 
 use restitch_address::Svma;
 
-use crate::{Block, BlockId, Edge, EdgeId, EdgeKind, JumpTable, Terminator};
+use crate::model::{Block, Edge, EdgeKind, JumpTable, Terminator};
+use crate::{BlockId, EdgeId};
 
 /// Makes the edges of `blocks` (sorted by address) and fills in their `first_edge` and `edge_count`.
 ///

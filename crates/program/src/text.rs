@@ -21,10 +21,12 @@ use std::fmt::Write as _;
 use restitch_address::{Svma, SvmaRange};
 use restitch_x86::Condition;
 
-use crate::{
-    Block, BlockAttrs, BlockId, BlockRange, CallId, CallSite, CallTarget, EdgeId, FuncId, Function,
-    JumpTable, Movability, Program, TableEncoding, TableId, Terminator, build_edges,
+use crate::edges::build_edges;
+use crate::model::{
+    Block, BlockRange, CallSite, CallTarget, Function, JumpTable, Movability, Program, TableEncoding,
+    Terminator,
 };
+use crate::{BlockAttrs, BlockId, CallId, EdgeId, FuncId, TableId};
 
 /// A line that is not in the textual form of a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -429,7 +431,7 @@ table 0x103e load 0x1028 at 0x3000 base 0x3000 relative4 copyable: 0x1020 0x1010
         assert_eq!(program.validate(), Ok(()));
         assert_eq!(program.functions[2].name.as_deref(), Some("a b#"));
         let edges: Vec<_> = program.edges.iter().map(|e| (e.from.0, e.kind, e.to.0)).collect();
-        use crate::EdgeKind::*;
+        use crate::model::EdgeKind::*;
         assert_eq!(
             edges,
             [

@@ -1,7 +1,8 @@
 //! Checks the invariants that the head of this crate states.
 
 use crate::edges::{by_search, implied_edges};
-use crate::{BlockAttrs, BlockId, Program, Terminator};
+use crate::model::{Program, Terminator};
+use crate::{BlockAttrs, BlockId};
 
 impl Program {
     /// Checks every invariant of the tables; each broken one gives a sentence that names the object and its

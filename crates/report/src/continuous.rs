@@ -1,7 +1,7 @@
 //! Sessions that optimize again and again.
 
 use crate::units::{count, counted, digits};
-use crate::{Outcome, Verdict};
+use crate::verdict::{Outcome, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// A session that optimizes again when the process works in another way.

@@ -1,8 +1,7 @@
 //! A comparison as a picture: one square a pair of profiles, darker where they are less alike. SVG, nothing
 //! loaded from elsewhere.
 
-use crate::Comparison;
-use crate::comparison::Table;
+use crate::comparison::{Comparison, Table};
 use crate::visible::visible_line;
 use std::fmt::Write as _;
 

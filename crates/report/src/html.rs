@@ -1,8 +1,9 @@
 //! The result as one HTML file: no scripts, nothing loaded from elsewhere.
 
+use crate::model::{Counting, Module, RunResult};
 use crate::units::{bytes, count, counted, digits, micros, percent, precise};
+use crate::verdict::{Better, Helped, Verdict};
 use crate::visible::visible;
-use crate::{Better, Counting, Helped, Module, RunResult, Verdict};
 use std::fmt::{self, Display, Write as _};
 
 const STYLE: &str = "\

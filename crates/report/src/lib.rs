@@ -15,6 +15,7 @@ mod model;
 pub mod stats;
 mod text;
 mod units;
+mod verdict;
 mod visible;
 
 pub use branches::{BranchRecords, End, Samples};
@@ -23,4 +24,5 @@ pub use continuous::{Continuous, Round};
 pub use model::*;
 pub use text::paragraph;
 pub use units::{bytes, count, counted, ending};
+pub use verdict::{Better, Helped, Outcome, Verdict};
 pub use visible::{visible, visible_json, visible_line};

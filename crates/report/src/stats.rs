@@ -3,7 +3,7 @@
 //! Timings on shared machines have long tails, so nothing here uses means or assumes a distribution:
 //! intervals are made of order statistics (for one median) or of the bootstrap (for a ratio of two medians).
 
-use crate::{Better, Helped, Verdict};
+use crate::verdict::{Better, Helped, Verdict};
 
 /// The confidence that verdicts use.
 pub const CONFIDENCE: f64 = 0.95;

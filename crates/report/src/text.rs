@@ -1,8 +1,9 @@
 //! The result for people, in a terminal of 80 columns.
 
+use crate::model::{ApplySummary, Counting, Module, OtherModules, Plan, ProfileSummary, RunResult};
 use crate::units::{bytes, count, counted, digits, micros, percent, precise};
+use crate::verdict::{Better, Verdict};
 use crate::visible::{visible, visible_line};
-use crate::{ApplySummary, Better, Counting, Module, OtherModules, Plan, ProfileSummary, RunResult, Verdict};
 use std::fmt::Write as _;
 
 /// Columns that are used.

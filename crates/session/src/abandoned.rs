@@ -6,8 +6,7 @@
 //! keeper has it is nobody's. What was found before only says which processes to look at; another restitch
 //! may have put a layout in force since, which stays.
 
-use crate::ProcessStatus;
-use crate::status::{Reverted, revert_where, status_when};
+use crate::status::{ProcessStatus, Reverted, revert_where, status_when};
 use restitch_apply_process::{AttachedProcess, ProcessError, StateDir, VersionKind};
 use restitch_processes::SessionError;
 use restitch_processes::busy::{BUSY, BUSY_LOOK};

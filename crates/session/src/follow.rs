@@ -250,7 +250,7 @@ impl Follower<'_> {
         }
         for pid in left {
             // One that has ended meanwhile needs nothing; for one that resists there is `restitch revert`.
-            let reverted = crate::revert(pid, false);
+            let reverted = crate::status::revert(pid, false);
             let failure = match &reverted {
                 Ok(reverted) => reverted.failure(),
                 Err(error) => Some(error),

@@ -7,8 +7,8 @@
 //! **What has to be equal**: exit status and standard output, unless the original's own output differs from
 //! run to run, which is said.
 
+use crate::files::optimize;
 use crate::lab_options::{LabOptions, LabRuns};
-use crate::optimize;
 use restitch_apply::{Why, explained};
 use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;

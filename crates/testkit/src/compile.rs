@@ -1,6 +1,6 @@
 //! Test programs: sources in `tests/programs`, compiled on demand and cached by content.
 
-use crate::copy_program;
+use crate::process::copy_program;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

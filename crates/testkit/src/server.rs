@@ -1,6 +1,6 @@
 //! A running `tests/programs/server.c`.
 
-use crate::{Guarded, wait_until};
+use crate::process::{Guarded, wait_until};
 use std::io::{BufRead, BufReader, Error, ErrorKind, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

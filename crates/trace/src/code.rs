@@ -38,7 +38,7 @@ pub(crate) struct LiveCode {
 }
 
 impl LiveCode {
-    pub fn open(pid: i32) -> Result<Self, crate::BranchTraceError> {
+    pub fn open(pid: i32) -> Result<Self, crate::error::BranchTraceError> {
         let memory = Memory::open_read_only(pid)?;
         let regions = regions(&procfs::maps(pid)?);
         Ok(Self { memory, regions, runs: Runs::default(), pages: Pages::default(), read_at: Instant::now() })

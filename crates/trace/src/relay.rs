@@ -3,7 +3,8 @@
 //! For what needs no look at the process: by the time it comes out the process may run another program, or be
 //! gone.
 
-use crate::{Record, RecordEnd, Sink, Taken};
+use crate::Taken;
+use crate::report::{Record, RecordEnd, Sink};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 enum Told {

@@ -1,6 +1,6 @@
 //! Records, and what there is to say about all of them.
 
-use crate::BranchTraceError;
+use crate::error::BranchTraceError;
 use restitch_evaluate::{Taken, Tally};
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Descriptors that are left for the work itself: what threads and processes there are and what they have
 //! mapped is read from files, and without that new ones would be missed without a word.
 
-use crate::BranchTraceError;
+use crate::error::BranchTraceError;
 use restitch_perf::raise_file_limit;
 use std::fs::File;
 use std::io;

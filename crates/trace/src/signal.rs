@@ -1,6 +1,6 @@
 //! Which signal interrupts the target.
 
-use crate::BranchTraceError;
+use crate::error::BranchTraceError;
 use restitch_procfs as procfs;
 
 /// Signals whose default is to be ignored and that programs rarely use. (SIGCHLD is used by all that start

@@ -1,6 +1,6 @@
 //! One traced thread.
 
-use crate::BranchTraceError;
+use crate::error::BranchTraceError;
 use restitch_address::Avma;
 use restitch_evaluate::{State, Taken};
 use restitch_perf::{AlarmEvent, ThreadAlarm, ThreadBreakpoint};

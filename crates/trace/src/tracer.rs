@@ -2,11 +2,14 @@
 
 use crate::code::LiveCode;
 use crate::data::{Data, Pages};
+use crate::error::BranchTraceError;
+use crate::options::{LookAhead, TraceOptions};
 use crate::pace::Pace;
+use crate::report::{Record, RecordEnd, Sink, TraceReport};
 use crate::reserve::leaving_some;
+use crate::signal;
 use crate::spin_wait::SpinWait;
 use crate::thread::{Chase, Phase, Thread, state_of};
-use crate::{BranchTraceError, LookAhead, Record, RecordEnd, Sink, TraceOptions, TraceReport, signal};
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
 use restitch_procfs as procfs;

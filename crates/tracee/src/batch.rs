@@ -10,9 +10,9 @@
 //! Then SIGURG is delivered: it is ignored unless the program handles it, and programs that do so have to
 //! bear spurious ones (it may always be sent by any connection).
 
-use crate::TraceError;
 use crate::arguments::{Backing, MEMORY_FILE_FLAGS, OPEN_FLAGS, Placement, Protection, RemoteFd};
 use crate::borrow::Borrow;
+use crate::error::TraceError;
 use crate::registers::Registers;
 use crate::seccomp::Asked;
 use crate::status::StopKind;

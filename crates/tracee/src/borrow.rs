@@ -16,7 +16,7 @@
 //!    the stop continues with the rest of its timeout, which `rt_sigreturn` would have lost; then the bytes
 //!    of stub and stack.
 
-use crate::TraceError;
+use crate::error::TraceError;
 use crate::frame;
 use crate::registers::{NO_SYSTEM_CALL, PendingRestart, Registers};
 use crate::seccomp::{Asked, Filters};
@@ -194,7 +194,7 @@ impl<'a> Borrow<'a> {
     }
 
     /// The stopped process's memory.
-    pub fn memory(&self) -> &crate::Memory {
+    pub fn memory(&self) -> &crate::memory::Memory {
         self.stopped.memory()
     }
 

@@ -16,9 +16,11 @@
 //! breakpoint; others do not get to an entry point. A thread that blocks all signals of which one could be
 //! used gets an `int3`.
 
-use crate::error::Why;
+use crate::error::{TraceError, Why};
+use crate::memory::Memory;
+use crate::registers::Registers;
 use crate::sys::{self, SignalOrigin};
-use crate::{Memory, Registers, TraceError};
+
 use restitch_address::Avma;
 use restitch_perf::ThreadBreakpoint;
 use restitch_x86::patch::BREAKPOINT;

@@ -4,7 +4,7 @@
 //! threads waits for it first: to the tracing one (`wait_task_zombie` in the kernel; another tracer's wait
 //! leaves the parent its own). Idea: what the tracer learns of an [`OwnChild`] is kept for it.
 
-use crate::TraceError;
+use crate::error::TraceError;
 use crate::waitid::waitid;
 use restitch_procfs::ProcessId;
 use std::collections::BTreeMap;

@@ -12,14 +12,17 @@
 //! close the events first, and let it end. Reference: ptrace(2), "Attaching and detaching", "Death under
 //! ptrace".
 
+use crate::error::TraceError;
+use crate::launch::TraceEvents;
+use crate::memory::Memory;
 use crate::registers::Registers;
 use crate::seize::{OPTIONS, hold_thread, preflight};
 use crate::status::{ExitStatus, StopKind, decode};
+use crate::stopped::Stopped;
 use crate::sys::{self, Resume, Waited};
 use crate::urgent::Urgent;
 use crate::wake::WakeTimer;
-use crate::{Memory, TraceError};
-use crate::{Stopped, TraceEvents};
+
 use restitch_address::AvmaRange;
 use restitch_procfs as procfs;
 use restitch_x86::patch::DEBUG_TRAP;

@@ -2,13 +2,14 @@
 
 use crate::breakpoint::Breakpoint;
 use crate::child::expect_end;
+use crate::error::TraceError;
+use crate::memory::Memory;
 use crate::seize::{OPTIONS, hold_thread, remember_stragglers};
 use crate::status::{ExitStatus, StopKind, decode};
 use crate::stopped::{Release, StopTimes, Stopped};
 use crate::sys::{self, Resume, Waited};
 use crate::urgent::Urgent;
 use crate::wait::{Patience, WaitOutcome, wait_for, wait_for_keeping_signals};
-use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcessId};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -538,7 +539,7 @@ mod tests {
             let events = started.expect("it is there and can be executed");
             let root = events.root();
             events.detach();
-            assert_eq!(crate::wait_for_child(root).expect("our child"), 0);
+            assert_eq!(crate::child::wait_for_child(root).expect("our child"), 0);
         }
     }
 

@@ -1,13 +1,14 @@
 //! Stopping a process that is followed already.
 
+use crate::error::TraceError;
 use crate::launch::{TraceEvent, TraceEvents};
+use crate::memory::Memory;
 use crate::seize::hold_thread;
 use crate::status::{StopKind, decode};
 use crate::stopped::{Held, Release, StopTimes, Stopped};
 use crate::sys::{self, Waited};
 use crate::urgent::Urgent;
 use crate::wait::Patience;
-use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcessId};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;

@@ -1,6 +1,6 @@
 //! The memory of another process.
 
-use crate::TraceError;
+use crate::error::TraceError;
 use restitch_address::Avma;
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,8 +1,8 @@
 //! The system calls that are made in the target, with typed arguments and errors.
 
-use crate::TraceError;
 use crate::arguments::{Backing, MEMORY_FILE_FLAGS, Placement, Protection, RemoteFd, mmap_arguments};
 use crate::borrow::Borrow;
+use crate::error::TraceError;
 use restitch_address::{Avma, AvmaRange};
 use std::ffi::CStr;
 use std::io;

@@ -1,11 +1,12 @@
 //! A followed process runs up to a place and is held there.
 
 use crate::breakpoint::{Breakpoint, Notice};
+use crate::error::TraceError;
 use crate::launch::{TraceEvent, TraceEvents};
+use crate::registers::Registers;
 use crate::seize::hold_thread;
 use crate::stopped::{Held, Stopped};
 use crate::sys::{self, Resume};
-use crate::{Registers, TraceError};
 use restitch_address::Avma;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

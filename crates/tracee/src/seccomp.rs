@@ -23,10 +23,14 @@
 //!
 //! Reference: seccomp(2), ptrace(2), kernel/seccomp.c (`seccomp_run_filters`, `seccomp_get_filter`).
 
-use crate::arguments::{Backing, MEMORY_FILE_FLAGS, OPEN_FLAGS, Placement, Protection, mmap_arguments};
+use crate::arguments::{
+    Backing, MEMORY_FILE_FLAGS, OPEN_FLAGS, Placement, Protection, RemoteFd, mmap_arguments,
+};
+use crate::error::TraceError;
 use crate::registers::{PendingRestart, Registers};
 use crate::seize::seize_one;
-use crate::{RemoteFd, Stopped, TraceError, bpf, sys};
+use crate::stopped::Stopped;
+use crate::{bpf, sys};
 use libc::sock_filter;
 use restitch_address::{Avma, FileOffset};
 use restitch_procfs::{self as procfs, Status};

@@ -8,12 +8,13 @@
 //! let be: they run no code and make no threads, a stop would interrupt what they do for the program, and one
 //! that waits for a disk would not come to it.
 
+use crate::error::TraceError;
+use crate::memory::Memory;
 use crate::status::{StopKind, decode};
 use crate::stopped::{Held, Release, StopTimes, Stopped};
 use crate::sys::{self, Resume};
 use crate::urgent::Urgent;
 use crate::wait::{Patience, WaitOutcome, wait_for_keeping_signals};
-use crate::{Memory, TraceError};
 use restitch_procfs::{self as procfs, ProcError, ProcessId, Stat};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! Single-stepping one thread while all others stand still.
 
-use crate::TraceError;
+use crate::error::TraceError;
 use crate::registers::{PendingRestart, Registers};
 use crate::status::StopKind;
 use crate::stopped::Stopped;

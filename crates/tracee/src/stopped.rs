@@ -1,9 +1,10 @@
 //! A process all of whose threads are stopped.
 
+use crate::error::TraceError;
+use crate::memory::Memory;
 use crate::registers::Registers;
 use crate::sys::{self, Resume};
 use crate::urgent::Urgent;
-use crate::{Memory, TraceError};
 use restitch_address::Avma;
 use restitch_procfs::{Mapping, ProcessId};
 use std::marker::PhantomData;

@@ -1,6 +1,6 @@
 //! Where a borrowed thread runs: 11 bytes in dead padding.
 
-use crate::TraceError;
+use crate::error::TraceError;
 use restitch_address::Avma;
 use restitch_procfs::Mapping;
 use restitch_x86::filler::{filler_len, is_filler_byte};

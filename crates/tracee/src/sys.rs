@@ -1,7 +1,7 @@
 //! The raw requests of ptrace(2) and waitpid(2), each as a safe function with a typed error.
 
-use crate::TraceError;
 use crate::child::note_end;
+use crate::error::TraceError;
 use crate::registers::Registers;
 use crate::status::{StopKind, decode};
 use crate::waitid::waitid;

@@ -12,9 +12,9 @@
 //! meanwhile harms nobody but the target, which executes it; the content of counters and windows is what the
 //! target says anyway, and is read as such.
 
-use crate::TraceError;
 use crate::arguments::RemoteFd;
 use crate::borrow::Borrow;
+use crate::error::TraceError;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

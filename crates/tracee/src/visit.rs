@@ -4,8 +4,10 @@
 //! What is done this way is seen by them at once, so it has to be harmless to whoever runs.
 
 use crate::borrow::Borrow;
+use crate::error::TraceError;
 use crate::seize::seize_one;
-use crate::{StopTimes, Stopped, StubPlace, TraceError};
+use crate::stopped::{StopTimes, Stopped};
+use crate::stub::StubPlace;
 use restitch_procfs::{self as procfs, ProcessState};
 use std::time::Duration;
 

@@ -124,10 +124,10 @@ pub fn keeping_count() -> KeepingCount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flow, scan};
+    use crate::decode::{Flow, scan};
     use restitch_address::Svma;
 
-    fn decoded(bytes: &[u8]) -> Vec<crate::Insn> {
+    fn decoded(bytes: &[u8]) -> Vec<crate::decode::Insn> {
         let mut out = Vec::new();
         scan(bytes, Svma::new(0x1000), |i| out.push(i)).unwrap();
         out

@@ -21,7 +21,7 @@ pub fn frame_made(code: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flow, first_insn};
+    use crate::decode::{Flow, first_insn};
     use restitch_address::Svma;
 
     #[test]

@@ -46,7 +46,7 @@ pub fn fills_alone(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::first_insn;
+    use crate::decode::first_insn;
     use restitch_address::Svma;
 
     #[test]

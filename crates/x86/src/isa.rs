@@ -18,8 +18,10 @@
 //!
 //! [`keeps_contract`] tries an instruction set: it is a test for each.
 
+use crate::condition::Condition;
+use crate::decode::{Flow, Insn, scan};
 use crate::elf::{self, RelocationType};
-use crate::{Condition, Flow, Insn, encode, entry, filler, kernel, patch, scan};
+use crate::{encode, entry, filler, kernel, patch};
 use restitch_address::Svma;
 
 /// An instruction set.

@@ -67,7 +67,7 @@ impl LockSkip {
 /// As for [`crate::scan`].
 pub fn scan_lock_skips(bytes: &[u8], at: Svma, mut sink: impl FnMut(Insn)) -> Result<(), Svma> {
     let mut open: Option<LockSkip> = None;
-    crate::scan(bytes, at, |insn| {
+    crate::decode::scan(bytes, at, |insn| {
         if let Some(skip) = open.take() {
             return sink(skip.insn(&insn));
         }
@@ -83,7 +83,9 @@ pub fn scan_lock_skips(bytes: &[u8], at: Svma, mut sink: impl FnMut(Insn)) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decode_one, relocate_field, scan};
+    use crate::decode::scan;
+    use crate::ops::decode_one;
+    use crate::relocate::relocate_field;
     use proptest::prelude::*;
 
     fn joined(bytes: &[u8]) -> Vec<Insn> {
@@ -158,7 +160,7 @@ mod tests {
                 let second = plain.next().unwrap();
                 prop_assert_eq!(insn.at, first.at);
                 prop_assert_eq!(insn.end(), second.end());
-                prop_assert_eq!(first.flow, Flow::Conditional(crate::Condition::Equal, second.at + 1));
+                prop_assert_eq!(first.flow, Flow::Conditional(crate::condition::Condition::Equal, second.at + 1));
                 prop_assert_eq!(insn.flags_read, first.flags_read | second.flags_read);
                 let rest = &bytes[insn.at.offset_from(Svma::new(0x1000)) as usize..];
                 prop_assert_eq!(relocate_field(rest, insn.at).map(|r| r.0), Some(insn));

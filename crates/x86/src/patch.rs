@@ -98,7 +98,7 @@ pub fn displacement(distance: i64) -> Option<[u8; DISPLACEMENT]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flow, first_insn, scan};
+    use crate::decode::{Flow, first_insn, scan};
     use proptest::prelude::*;
     use restitch_address::Svma;
 

@@ -85,7 +85,7 @@ pub fn tests_result(code: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flow, first_insn};
+    use crate::decode::{Flow, first_insn};
     use proptest::prelude::*;
     use restitch_address::Svma;
 

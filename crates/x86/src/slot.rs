@@ -68,7 +68,7 @@ pub fn plt_stub(code: &[u8]) -> Option<PltStub> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flow, first_insn};
+    use crate::decode::{Flow, first_insn};
     use restitch_address::Svma;
 
     #[test]

@@ -124,7 +124,7 @@ mod tests {
 
     fn of(bytes: &[u8]) -> StackUse {
         let mut out = None;
-        crate::scan(bytes, Svma::new(0), |insn| out = Some(insn.stack)).expect("one instruction");
+        crate::decode::scan(bytes, Svma::new(0), |insn| out = Some(insn.stack)).expect("one instruction");
         out.expect("one instruction")
     }
 

@@ -1,6 +1,7 @@
 //! The repository's own rules. Each is a function from the files to what breaks it.
 
 mod circles;
+mod definitions;
 mod dependencies;
 mod documents;
 mod elf_files;
@@ -13,6 +14,7 @@ mod signatures;
 mod sources;
 
 pub use circles::circles;
+pub use definitions::defining_modules;
 pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
 pub use documents::{crate_docs, machine_paths, named_paths};
 pub use elf_files::elf_files;
@@ -30,7 +32,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 22] = [
+pub const RULES: [(&str, Rule); 23] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -44,6 +46,7 @@ pub const RULES: [(&str, Rule); 22] = [
     ("length", length),
     ("comment_width", comment_width),
     ("layers", layers),
+    ("defining_modules", defining_modules),
     ("circles", circles),
     ("named_paths", named_paths),
     ("machine_paths", machine_paths),

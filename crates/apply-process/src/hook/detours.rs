@@ -1,11 +1,11 @@
 //! The detours of a hook: which functions of the process get one.
 
-use crate::Target;
 use crate::entry_patch::{crosses_page, jump};
 use crate::hook::detour::Displaced;
 use crate::hook::page::{FIND_AT, FIND_TRAMPOLINE_AT, ITERATE_TRAMPOLINE_AT};
 use crate::hook::sites::{Function, Sites, unwind_info};
 use crate::state::hook_journal::JournalDetour;
+use crate::target::Target;
 use restitch_address::Avma;
 use restitch_cfi::UnwindInfo;
 

@@ -1,12 +1,12 @@
 //! The hook that a process has, whatever its journal says.
 
-use crate::Target;
 use crate::hook::data::DATA_LEN;
 use crate::hook::detours::detoured;
 use crate::hook::page::{self, GENERATION_AT, ORIGINAL_AT};
 use crate::hook::sites::{FindSite, Sites, read_page};
 use crate::state::hook_journal::JournalHook;
 use crate::state::hook_journal::{CODE_LEN, TABLE_AT};
+use crate::target::Target;
 use restitch_address::Avma;
 use restitch_tracee::Memory;
 

@@ -26,6 +26,7 @@ mod page;
 mod sites;
 
 use crate::entry_patch::LEN;
+use crate::error::ProcessError;
 use crate::hook::data::{DATA_LEN, Named, R_NEXT};
 use crate::hook::detours::detoured;
 use crate::hook::page::{FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, Trampolines};
@@ -36,8 +37,8 @@ use crate::retire::leads_into;
 use crate::state::hook_journal::CODE_LEN;
 use crate::state::hook_journal::{JournalDetour, JournalHook};
 use crate::state::journal::Journal;
+use crate::target::Target;
 use crate::threads::{ThreadView, stands_in, words};
-use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_apply::{Why, explained};
 use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers};

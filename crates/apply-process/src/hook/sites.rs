@@ -3,7 +3,7 @@
 use crate::entry_patch::destination;
 use crate::hook::page::{FIND_AT, ITERATE_AT, is_ours};
 use crate::state::hook_journal::CODE_LEN;
-use crate::{Module, Target};
+use crate::target::{Module, Target};
 use restitch_address::{Avma, PAGE, Svma};
 use restitch_cfi::UnwindInfo;
 use restitch_image::{Binding, Image};

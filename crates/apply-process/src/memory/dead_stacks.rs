@@ -113,8 +113,8 @@ fn is_listed(memory: &Memory, at: Avma) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Target;
     use crate::frames::Walker;
+    use crate::target::Target;
     use crate::threads::survey;
     use restitch_testkit::{Guarded, compile, require, scratch};
     use restitch_tracee::Stopped;

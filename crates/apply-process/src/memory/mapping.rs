@@ -5,7 +5,7 @@
 //! may not execute what lies there (`noexec`, AppArmor, SELinux), it is a memory file of the process's own
 //! with the same content.
 
-use crate::ProcessError;
+use crate::error::ProcessError;
 use crate::memory::counter_area::{CounterArea, Parts};
 use crate::state::version_files::memory_name;
 use crate::switch_plan::{Arriving, Incoming};

@@ -1,7 +1,7 @@
 //! Whether a process's memory cgroups have room for what a switch needs: the kernel ends a process that takes
 //! more.
 
-use crate::ProcessError;
+use crate::error::ProcessError;
 use crate::memory::writing::Sites;
 use crate::switch_plan::SwitchPlan;
 use restitch_address::{Avma, AvmaRange, PAGE};

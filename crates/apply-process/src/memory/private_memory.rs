@@ -1,6 +1,6 @@
 //! Reading a process's writable private memory while the process runs.
 
-use crate::ProcessError;
+use crate::error::ProcessError;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{Mapping, MappingName, PageRun, Pagemap, Residents};
 use restitch_tracee::Memory;

@@ -19,8 +19,8 @@
 //! Limits: `mremap` removes what it replaces before it moves, and fails in between if the process has as many
 //! mappings as it may have; so a replacement needs room for a few more.
 
-use crate::ProcessError;
 use crate::entry_patch::LEN;
+use crate::error::ProcessError;
 use crate::host::{CodeMemory, Exchange};
 use crate::memory::writing::{Page, Sites, lay, write_runs};
 use crate::state::hook_journal::JournalHook;

@@ -18,11 +18,12 @@
 //! Limits: writable shared memory is not searched. A program that copies stacks as data all the time may do
 //! so twice at just the wrong moments; those that are known for it keep their versions ([`copies_stacks`]).
 
+use crate::error::ProcessError;
 use crate::memory::dead_stacks::dead_stacks;
 use crate::memory::exceptions::is_spent_note;
 use crate::memory::private_memory::{self, Limits, is_private};
+use crate::target::Target;
 use crate::threads::ThreadView;
-use crate::{ProcessError, Target};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Memory, aside};

@@ -5,8 +5,8 @@
 //! pages that the kernel has to make anyway. A page is written in one piece, and no redirect crosses pages,
 //! so a kill leaves whole redirects only.
 
-use crate::ProcessError;
 use crate::entry_patch::{LEN, destination};
+use crate::error::ProcessError;
 use crate::host::CodeMemory;
 use crate::overlay::foreign_code;
 use crate::patches::PatchSet;

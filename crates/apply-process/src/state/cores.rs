@@ -7,7 +7,7 @@
 //! Idea: such a file stays for a week, if its process could leave a core file. An empty file beside it says
 //! since when. Of what is too much altogether, the versions of those go first that ended first.
 
-use crate::StateDir;
+use crate::state::store::StateDir;
 use crate::state::version_files::VersionFiles;
 use std::collections::BTreeSet;
 use std::fs::File;

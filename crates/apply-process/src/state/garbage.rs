@@ -1,7 +1,8 @@
 //! Files in the state directory that nobody needs any more.
 
+use crate::state::journal::Journal;
+use crate::state::store::StateDir;
 use crate::state::version_files::{VersionFiles, image_of, is_version_file, version_of};
-use crate::{Journal, StateDir};
 use restitch_procfs::{self as procfs, ProcError, ProcessId};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -123,9 +124,9 @@ mod tests {
             let mut journal = Journal::new(process);
             journal.cores = cores;
             let file = version(name).version;
-            journal.versions.push(crate::JournalVersion {
+            journal.versions.push(crate::state::journal::JournalVersion {
                 number: 1,
-                kind: crate::VersionKind::Optimized,
+                kind: crate::state::journal::VersionKind::Optimized,
                 module: PathBuf::new(),
                 bias: 0,
                 start: 0,
@@ -198,6 +199,6 @@ mod tests {
         for path in &kept {
             assert!(path.exists(), "{path:?}");
         }
-        assert_eq!(dir.kept_for_cores(), crate::KeptVersions { files: 1, bytes: 5 });
+        assert_eq!(dir.kept_for_cores(), crate::state::cores::KeptVersions { files: 1, bytes: 5 });
     }
 }

@@ -4,8 +4,8 @@
 //! not have happened yet: undoing something that was not done is harmless, because each entry has the
 //! original bytes.
 
-use crate::ProcessError;
 use crate::entry_patch::written;
+use crate::error::ProcessError;
 use crate::state::hook_journal::JournalHook;
 use crate::state::map_file::sum;
 use crate::state::state_file::{self, is_place, is_range};

@@ -5,8 +5,9 @@
 //! state directory) is seen by a lock on `/proc/PID` all the same, which counts only if somebody holds it who
 //! may: this user, root, or the target's own.
 
+use crate::error::ProcessError;
 use crate::state::state_file::effective_user;
-use crate::{ProcessError, StateDir};
+use crate::state::store::StateDir;
 use restitch_procfs::{self as procfs, FileIdentity, FileLock, LockKind, ProcessId};
 use std::fs::File;
 use std::io;

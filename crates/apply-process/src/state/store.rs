@@ -4,7 +4,7 @@
 //! reachable under the same path in the target's mount namespace. `/run` is `noexec` on Debian, so it is not
 //! a candidate.
 
-use crate::ProcessError;
+use crate::error::ProcessError;
 use crate::state::state_file::effective_user;
 use crate::state::trust;
 use crate::state::version_files::VersionFiles;

@@ -11,8 +11,9 @@
 //! nothing.
 
 use super::Burst;
+use crate::error::EmitError;
+use crate::model::{MapPiece, PieceKind};
 use crate::window::{self, Inserted, Leads, Taken};
-use crate::{EmitError, MapPiece, PieceKind};
 use restitch_address::{Svma, SvmaRange};
 use restitch_cfi::{
     Cfa, EhFrame, EhFrameWriter, ExpressionBytes, FrameState, Register, RegisterRule, Row, Run,

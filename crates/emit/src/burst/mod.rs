@@ -17,10 +17,11 @@ mod code;
 mod frames;
 mod unnamed;
 
+use crate::error::EmitError;
+use crate::model::{AddressMap, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol};
+use crate::page::LARGE_PAGE;
 use crate::window::{self, BurstBranch, BurstTable, Inserted, Leads, Taken};
-use crate::{
-    AddressMap, EmitError, LARGE_PAGE, MapPiece, PieceKind, PlacedBlock, Version, VersionSymbol, areas, elf,
-};
+use crate::{areas, elf};
 use code::{Code, Dest};
 use restitch_address::{Avma, LoadBias, PAGE, Svma, SvmaRange};
 use restitch_image::Image;

@@ -1,6 +1,6 @@
 //! What an order is worth.
 
-use crate::Distances;
+use crate::distances::Distances;
 use crate::graph::{Link, LinkKind};
 use crate::tsp_worth::{AFFINITY, BACKWARD, FALL, FORWARD, JUMP, LINE, SHORT};
 

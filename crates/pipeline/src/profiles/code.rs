@@ -1,8 +1,8 @@
 //! The code that profiles belong to: found by path and build id, analysed once.
 
 use super::loaded::LoadedModule;
-use crate::PipelineError;
 use crate::analysis::Analyzed;
+use crate::error::PipelineError;
 use restitch_apply::{Why, explained};
 use restitch_profile_formats::{BoltBlocks, Names};
 use std::path::{Path, PathBuf};

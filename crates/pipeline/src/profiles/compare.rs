@@ -4,7 +4,7 @@ use super::code::Code;
 use super::load::{load, resolve};
 use super::loaded::Loaded;
 use super::options::ProfileInput;
-use crate::PipelineError;
+use crate::error::PipelineError;
 use restitch_profile::{Features, Profile, similarity};
 use restitch_program::{BlockId, Program};
 use restitch_report::{ComparedProfile, Comparison, TakenDifference};

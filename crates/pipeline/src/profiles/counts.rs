@@ -3,7 +3,7 @@
 use super::code::Code;
 use super::load::resolve;
 use super::loaded::{Loaded, LoadedModule};
-use crate::PipelineError;
+use crate::error::PipelineError;
 use restitch_profile::{ModuleProfile, ProfileFile};
 
 /// The counts of a loaded profile. Modules whose code is not there are left out, with a note.

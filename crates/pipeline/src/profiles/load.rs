@@ -3,9 +3,9 @@
 use super::code::{Code, Known, same_name};
 use super::loaded::{Content, Loaded, LoadedModule};
 use super::options::{ProfileInput, Sampled};
-use crate::PipelineError;
 use crate::analysis::Analyzed;
 use crate::disk::read_file;
+use crate::error::PipelineError;
 use crate::recorded_builds::{of_build, others, without_build};
 use crate::selection::weigh;
 use restitch_address::Svma;

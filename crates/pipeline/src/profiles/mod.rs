@@ -25,7 +25,7 @@ pub use loaded::{Loaded, LoadedModule};
 pub use options::{ProfileInput, ProfileOutput, Sampled, WriteOptions};
 pub use show::{ModuleFacts, ProfileFacts, show_profile};
 
-use crate::PipelineError;
+use crate::error::PipelineError;
 use counts::counts;
 use loaded::Content;
 use restitch_profile::{ProfileFile, merge_profiles};

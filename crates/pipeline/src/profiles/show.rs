@@ -3,7 +3,7 @@
 use super::code::{Code, Known};
 use super::load::{load, resolve};
 use super::options::ProfileInput;
-use crate::PipelineError;
+use crate::error::PipelineError;
 use restitch_profile::Profile;
 use restitch_profile_formats::{Format, Names};
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use super::code::{Code, Known};
 use super::load::resolve;
 use super::loaded::Loaded;
 use super::options::WriteOptions;
-use crate::PipelineError;
+use crate::error::PipelineError;
 use restitch_address::{Avma, AvmaRange, FileOffset, LoadBias, PAGE, Svma};
 use restitch_image::{Image, ImageKind};
 use restitch_profile::Profile;

@@ -6,7 +6,7 @@ use super::load::{choose, resolve};
 use super::loaded::{Loaded, LoadedModule};
 use super::options::WriteOptions;
 use super::synth;
-use crate::PipelineError;
+use crate::error::PipelineError;
 use restitch_apply::Why;
 use restitch_layout::LayoutChoice;
 use restitch_profile::Profile;

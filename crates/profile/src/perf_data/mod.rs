@@ -27,7 +27,8 @@ use std::collections::BTreeMap;
 
 use restitch_address::{FileOffset, Svma};
 
-use crate::{BranchSamples, Turns};
+use crate::branches::BranchSamples;
+use crate::paths::Turns;
 
 /// A file that is not read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

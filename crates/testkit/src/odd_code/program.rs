@@ -2,7 +2,7 @@
 
 use super::function;
 use super::text::Text;
-use crate::Random;
+use crate::random::Random;
 
 /// How a program is linked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Assembler text that is being written.
 
-use crate::Random;
+use crate::random::Random;
 use std::fmt::Write;
 
 /// The text so far, and what the function that is being written needs to know.

@@ -1,7 +1,8 @@
 //! Building and running the programs, plain and by restitch.
 
 use super::{Linking, OddProgram};
-use crate::{Finished, Guarded, find_program, run_within};
+use crate::find::find_program;
+use crate::process::{Finished, Guarded, run_within};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};

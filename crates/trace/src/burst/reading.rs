@@ -6,7 +6,7 @@
 //! one, decodes.
 
 use super::{BurstCode, BurstEnd, BurstReport};
-use crate::{Record, RecordEnd, Sink};
+use crate::report::{Record, RecordEnd, Sink};
 use restitch_address::Avma;
 use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
