@@ -173,12 +173,13 @@ impl AskedToEnd {
         set_command(-1);
     }
 
-    /// The request that has ended the command: the last one that was the command's, if the command has ended.
-    /// (SIGHUP asks many programs for something else: that is one only if the exit status says so.)
+    /// The request that has ended the command: the last one that was the command's, if the command has ended
+    /// and its exit status says so or is 0. (Not with 0 for SIGHUP, which asks many programs for something
+    /// else; any other status is the command's own word.)
     pub fn ended_command() -> Option<i32> {
         let signal = Some(COMMANDS.load(Ordering::SeqCst)).filter(|signal| *signal != 0)?;
         let status = status_of_end(COMMAND_PID.load(Ordering::SeqCst))?;
-        (signal != libc::SIGHUP || status == 128 + signal).then_some(signal)
+        (status == 128 + signal || status == 0 && signal != libc::SIGHUP).then_some(signal)
     }
 
     /// Does nothing for a while, or until there is a request.
