@@ -62,6 +62,17 @@ pub enum GivenBack {
     Failed(SessionError),
 }
 
+/// Takes the lock of one that is to be given back; another restitch, a keeper perhaps, is waited for until
+/// `end`. Requests to end are not looked at.
+fn locked_until(live: &mut AttachedProcess, end: Instant) -> Result<(), ProcessError> {
+    loop {
+        match live.lock() {
+            Err(ProcessError::Busy { .. }) if Instant::now() < end => std::thread::sleep(BUSY_LOOK),
+            locked => return locked,
+        }
+    }
+}
+
 /// Whether a process that had versions has none any more: it is about to end, or executes something else.
 fn has_left(live: &AttachedProcess) -> bool {
     let maps = procfs::maps(live.target().pid()).unwrap_or_default();
@@ -430,10 +441,10 @@ impl ProcessSet {
     /// If the leader cannot be changed; the others are, as far as that can be.
     pub fn take_back(&mut self, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
         let leader = self.leader.target().pid();
-        let mut failed = None;
+        let (mut failed, end) = (None, Instant::now() + BUSY);
         self.with_each(|live| {
             // With the lock the journal is read anew.
-            let result = live.lock().and_then(|()| match live.journal().is_empty() {
+            let result = locked_until(live, end).and_then(|()| match live.journal().is_empty() {
                 true => Ok(()),
                 false => live.revert().map(drop),
             });
@@ -454,15 +465,16 @@ impl ProcessSet {
     /// `wanted`, which is asked when nobody else can change them any more, there is nothing to give back.
     pub fn give_back(&mut self, wanted: &dyn Fn(&AttachedProcess) -> bool) -> Vec<(i32, GivenBack)> {
         let leader = self.leader.target().pid();
-        let mut told = Vec::new();
+        let (mut told, end) = (Vec::new(), Instant::now() + BUSY);
         // An error: no process can be looked at any more, and none is added.
         let _ = self.with_each(|live| {
             let pid = live.target().pid();
             // With the lock the journal is read anew.
-            let result = live.lock().and_then(|()| match live.journal().is_empty() || !wanted(live) {
-                true => Ok(None),
-                false => live.revert().map(Some),
-            });
+            let result =
+                locked_until(live, end).and_then(|()| match live.journal().is_empty() || !wanted(live) {
+                    true => Ok(None),
+                    false => live.revert().map(Some),
+                });
             match result {
                 Ok(None) => told.push((pid, GivenBack::NothingThere)),
                 Ok(Some(report)) => told.push((pid, GivenBack::Done(report))),

@@ -53,13 +53,16 @@ pub fn give_back(mut found: Vec<Unfinished>) -> Vec<(i32, GivenBack)> {
     let mut told = Vec::new();
     loop {
         found.retain(|process| {
-            let is_busy = process.0.target().process.is_alive() && !process.0.is_idle();
-            if !is_busy {
+            // Those that were forked off another one have gone along with it.
+            let is_done = told.iter().any(|(pid, _)| *pid == process.pid());
+            let is_busy = !is_done && process.0.target().process.is_alive() && !process.0.is_idle();
+            if !is_done && !is_busy {
                 told.extend(given_back(process.pid()));
             }
             is_busy
         });
         if found.is_empty() || Instant::now() > end {
+            told.retain(|(_, what)| !matches!(what, GivenBack::NothingThere));
             return told;
         }
         std::thread::sleep(BUSY_LOOK);
@@ -75,11 +78,7 @@ fn given_back(pid: i32) -> Vec<(i32, GivenBack)> {
         Err(SessionError::Process(ProcessError::NotAttached { .. })) => Vec::new(),
         Err(error) => vec![(pid, GivenBack::Failed(error))],
     };
-    told.retain(|(_, what)| match what {
-        GivenBack::NothingThere => false,
-        GivenBack::Failed(error) => !is_others(error),
-        GivenBack::Done(_) => true,
-    });
+    told.retain(|(_, what)| !matches!(what, GivenBack::Failed(error) if is_others(error)));
     told
 }
 
