@@ -35,6 +35,8 @@ static COMMAND_PID: AtomicI32 = AtomicI32::new(0);
 static COMMANDS: AtomicI32 = AtomicI32::new(0);
 /// Signals that came before there was a command, and that are passed on to it: bit `n` for signal `n`.
 static EARLY: AtomicU64 = AtomicU64::new(0);
+/// Whether the signal that another thread has handed to the first one came from the terminal.
+static OF_TERMINAL: AtomicBool = AtomicBool::new(false);
 /// The process that notes requests.
 static NOTING: AtomicI32 = AtomicI32::new(0);
 /// What whoever asks again is told; null if nothing.
@@ -47,11 +49,18 @@ extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
     }
     // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands in a record of its own; `errno`
     // is this thread's.
-    let (is_sent, errno) = unsafe { ((*info).si_code != libc::SI_KERNEL, libc::__errno_location()) };
+    let (code, errno) = unsafe { ((*info).si_code, libc::__errno_location()) };
     // SAFETY: `errno` belongs to this thread.
     let before = unsafe { *errno };
+    let is_sent = match code {
+        libc::SI_TKILL => !OF_TERMINAL.swap(false, Ordering::SeqCst),
+        code => code != libc::SI_KERNEL,
+    };
     let command = COMMAND.load(Ordering::SeqCst);
-    if is_there(command) {
+    if is_other_file(command) {
+        OF_TERMINAL.store(!is_sent, Ordering::SeqCst);
+        to_first_thread(signal);
+    } else if is_there(command) {
         COMMANDS.store(signal, Ordering::SeqCst);
         if is_sent {
             send(command, signal);
@@ -89,6 +98,26 @@ fn set_command(command: i32) {
     if before >= 0 {
         // SAFETY: it was opened for this, and the handler has another one from now on.
         unsafe { libc::close(before) };
+    }
+}
+
+/// Whether the number of the command's descriptor means another file, or none, in this thread, which has
+/// [descriptors of its own](crate::own_descriptors).
+fn is_other_file(command: i32) -> bool {
+    // SAFETY: no signal is sent, and there is no record to be read; `errno` is this thread's.
+    command >= 0
+        && unsafe {
+            libc::syscall(libc::SYS_pidfd_send_signal, command, 0, null::<libc::siginfo_t>(), 0) == -1
+                && *libc::__errno_location() == libc::EBADF
+        }
+}
+
+/// Has the first thread, which has the descriptors that all share, handle the signal.
+fn to_first_thread(signal: i32) {
+    // SAFETY: no pointers. The first thread's number is the process's.
+    unsafe {
+        let own = libc::getpid();
+        libc::syscall(libc::SYS_tgkill, own, own, signal);
     }
 }
 
@@ -157,7 +186,7 @@ impl AskedToEnd {
 
     /// From now on, requests are those of the command `pid`, a child that was not waited for, for as long as
     /// it lives. Those that came before are passed on. (Not for a thread with
-    /// [descriptors of its own](crate::own_descriptors).)
+    /// [descriptors of its own](crate::own_descriptors); such threads may get signals, though.)
     pub fn stand_for(pid: i32) {
         // SAFETY: no pointers. The descriptor is closed when this program stands for another command or ends;
         // it is not inherited.
