@@ -137,10 +137,14 @@ struct Session {
 
 impl Session {
     fn start(restitch: &Restitch, pid: u32) -> Self {
+        Self::start_with(restitch, pid, &[])
+    }
+
+    fn start_with(restitch: &Restitch, pid: u32, more: &[&str]) -> Self {
         let json = restitch.state().join("result");
         let (pid, file) = (pid.to_string(), json.to_str().unwrap());
         let how = ["--continuous", "--rest", "0", "--watch-rate", "2000", "--measure", "0", "--json", file];
-        let mut command = restitch.command(&[&["attach", &pid], &how[..]].concat());
+        let mut command = restitch.command(&[&["attach", &pid], &how[..], more].concat());
         let notes = restitch.state().join("notes");
         command.stdout(Stdio::null()).stderr(std::fs::File::create(&notes).unwrap());
         Self { restitch: Guarded::spawn(&mut command).unwrap(), json, notes }
@@ -213,6 +217,23 @@ fn new_ways_of_working_are_added_to_the_layout_and_known_ones_are_no_reason() {
     assert_eq!(working.redirected(), [true; 4], "the layout stays");
     restitch.revert(working.pid()).expect(code::DONE);
     assert_eq!(differences(working.pid()), []);
+    working.end();
+}
+
+/// Records are of the original code, which later rounds give back first.
+#[test]
+fn each_round_can_record() {
+    let working = require!(Working::start(false), "gcc and nm");
+    let restitch = Restitch::new();
+    let more = ["--source", "burst", "--overhead", "20%"];
+    let session = Session::start_with(&restitch, working.pid(), &more);
+    session.waits_for(1);
+    working.next();
+    session.waits_for(2);
+    assert_eq!(working.redirected()[1..], [true, false, false]);
+    signal("TERM", session.restitch.pid());
+    session.ends().0.expect(code::TERMINATED);
+    restitch.revert(working.pid()).expect(code::DONE);
     working.end();
 }
 

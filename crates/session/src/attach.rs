@@ -141,7 +141,7 @@ fn take_back_what_was_there(job: &mut Job<'_>, round: Round<'_>) -> Result<(), S
     let stays = matches!(round, Round::Of(_)) && !job.set.all().any(counts);
     if job.set.all().any(|l| !l.journal().is_empty()) && !job.options.dry_run && !stays {
         job.watcher.note("the process is under restitch already: it gets its original code back first");
-        take_back(job)?;
+        job.take_back()?;
         job.phases.end("take back what was there");
     }
     Ok(())
@@ -202,16 +202,10 @@ fn build_or_take_back(
     build_versions(job, chosen, profiled).or_else(|error| {
         // One that was asked to end gives back as after any other error.
         if !job.options.dry_run && !matches!(error, SessionError::Interrupted { .. }) {
-            take_back(job)?;
+            job.take_back()?;
         }
         Err(error)
     })
-}
-
-fn take_back(job: &mut Job<'_>) -> Result<(), SessionError> {
-    job.set.switch(&[], VersionKind::Optimized, job.watcher)?;
-    job.set.reclaim_patiently();
-    Ok(())
 }
 
 /// Moves the processes over, and notes when the layout came to be in force.
@@ -225,7 +219,7 @@ fn put_in_force(
     job.phases.end("moving over");
     let in_force_ms = job.phases.elapsed_ms();
     if switched.patched == 0 {
-        take_back(job)?;
+        job.take_back()?;
         return Err(SessionError::nothing_to_do(
             "none of the functions that ran can be redirected, so nothing was moved; the process is as it was",
         ));

@@ -4,6 +4,7 @@ use crate::attach_options::AttachOptions;
 use crate::given_profile::GivenProfile;
 use crate::left_out::LeftOut;
 use crate::module_churn::ModuleChurn;
+use restitch_apply_process::VersionKind;
 use restitch_pipeline::Watcher;
 use restitch_pipeline::imports::read_store;
 use restitch_pipeline::timings::Timings;
@@ -19,8 +20,8 @@ use restitch_report::RunResult;
 pub(crate) enum Round<'a> {
     /// All of it.
     Only,
-    /// One of several. The layout that is in force stays until the process counts, so what is measured before
-    /// is that of the process in it; what was counted of other work is added.
+    /// One of several. The layout that is in force stays until the process counts or is recorded, so what is
+    /// measured before is that of the process in it; what was counted of other work is added.
     Of(&'a [&'a ProfileFile]),
 }
 
@@ -72,5 +73,12 @@ impl Job<'_> {
     pub fn warn(&mut self, text: &str) {
         self.watcher.note(text);
         self.result.warnings.push(text.into());
+    }
+
+    /// Gives the processes their original code back.
+    pub fn take_back(&mut self) -> Result<(), SessionError> {
+        self.set.switch(&[], VersionKind::Optimized, self.watcher)?;
+        self.set.reclaim_patiently();
+        Ok(())
     }
 }

@@ -125,13 +125,17 @@ fn by_samples(
     Ok(Profiled { seconds: time.as_secs_f64(), source: source.into(), ..Profiled::of_records(profiles) })
 }
 
-/// Profiles of branch records that software makes, of so much time.
+/// Profiles of branch records that software makes, of so much time, of the original code.
 fn by_records(
     job: &mut Job<'_>,
     chosen: &[Chosen],
     source: SourceChoice,
     time: Duration,
 ) -> Result<Profiled, SessionError> {
+    if job.set.all().any(|live| !live.journal().is_empty()) {
+        job.take_back()?;
+        job.phases.end("take back what was there");
+    }
     let overhead = job.options.overhead;
     let (profiles, missed) = profiles_of_records(job.set, chosen, source, overhead, time, job.watcher)?;
     job.result.warnings.extend(missed);
