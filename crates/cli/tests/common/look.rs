@@ -145,8 +145,21 @@ pub fn words_into_versions(pid: u32, module: &str) -> usize {
 
 /// What a killed restitch must not leave behind: the same without what leads to the hook (from a
 /// replacement mapping, as it would from the code itself), and without what stands in padding between
-/// functions and behind them, where restitch lets a thread execute system calls.
+/// functions and behind them, where restitch lets a thread execute system calls. Looked at again if a keeper
+/// has changed the process meanwhile.
 pub fn differences_after_a_kill(pid: u32) -> Vec<Difference> {
+    let ours =
+        || maps(pid).into_iter().filter(|l| l.is_ours() || l.is_anonymous_code()).map(|l| (l.start, l.end));
+    loop {
+        let before: Vec<(u64, u64)> = ours().collect();
+        let found = differences_but_what_may_stay(pid);
+        if found.is_empty() || ours().eq(before) {
+            return found;
+        }
+    }
+}
+
+fn differences_but_what_may_stay(pid: u32) -> Vec<Difference> {
     let lines = maps(pid);
     let line_at = |at: u64| lines.iter().find(|l| l.start <= at && at < l.end);
     let is_padding = |d: &Difference| {
