@@ -19,8 +19,10 @@
  * reads it.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 
+#include "instructions.h"
 #include "marks.h"
 #include "model.h"
 #include "qemu.h"
@@ -35,9 +37,6 @@
 #define KERNEL_CODE 0x10u
 #define PROGRAM_CODE 0x33u
 #define PROGRAM_CODE_32 0x23u
-
-/* What the last instruction of a unit is. Numbers below LEAVES are written into files. */
-enum kind { PLAIN, CONDITIONAL, JUMP, INDIRECT_JUMP, CALL, INDIRECT_CALL, RETURN, TRAP, LEAVES };
 
 struct instruction {
 	uint64_t address;
@@ -82,6 +81,8 @@ struct flags {
 };
 
 struct processor {
+	/* Whether it is at work in one of our calls; kept if there are several processors. */
+	bool busy;
 	/* The unit of the kernel that was begun last; none in programs. */
 	struct unit *last;
 	struct flags *flags;
@@ -106,6 +107,8 @@ static struct qemu_plugin_scoreboard *board;
 static qemu_plugin_u64 open_flag, done_flag;
 static char prefix[4096];
 static unsigned int window;
+/* Whether there are several processors, which run at once. */
+static bool several;
 
 /* Holds units and windows. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -113,125 +116,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct unit *units[BUCKETS];
 static uint64_t changed;
 static struct bytes *translation_buffer;
-
-/* --- Instructions ---------------------------------------------------------------------------------------- */
-
-/* The opcode behind prefixes. */
-struct opcode {
-	const uint8_t *bytes;
-	size_t left;
-	bool repeated;
-};
-
-static struct opcode opcode(const uint8_t *bytes, size_t size)
-{
-	struct opcode found = { bytes, size, false };
-
-	for (; found.left > 1; found.bytes++, found.left--) {
-		uint8_t byte = *found.bytes;
-
-		if (byte == 0xf2 || byte == 0xf3)
-			found.repeated = true;
-		else if (!(byte == 0x66 || byte == 0x67 || byte == 0x2e || byte == 0x3e || byte == 0x26 ||
-			   byte == 0x36 || byte == 0x64 || byte == 0x65 || (byte & 0xf0) == 0x40))
-			break;
-	}
-	return found;
-}
-
-static enum kind kind_of_long(const uint8_t *bytes, size_t left)
-{
-	if (left < 2)
-		return PLAIN;
-	if ((bytes[1] & 0xf0) == 0x80)
-		return CONDITIONAL;
-	if (bytes[1] == 0x0b || bytes[1] == 0xb9 || bytes[1] == 0xff)
-		return TRAP;
-	return bytes[1] == 0x07 || bytes[1] == 0x35 ? LEAVES : PLAIN;
-}
-
-static enum kind kind_of(struct opcode of)
-{
-	switch (of.bytes[0]) {
-	case 0x70 ... 0x7f:
-	case 0xe0 ... 0xe3:
-		return CONDITIONAL;
-	case 0x0f:
-		return kind_of_long(of.bytes, of.left);
-	case 0xe9:
-	case 0xeb:
-		return JUMP;
-	case 0xe8:
-		return CALL;
-	case 0xff:
-		switch (of.left > 1 ? of.bytes[1] >> 3 & 7 : 0) {
-		case 2:
-		case 3:
-			return INDIRECT_CALL;
-		case 4:
-		case 5:
-			return INDIRECT_JUMP;
-		default:
-			return PLAIN;
-		}
-	case 0xc2:
-	case 0xc3:
-	case 0xca:
-	case 0xcb:
-		return RETURN;
-	case 0xcc:
-	case 0xcd:
-	case 0xd6:
-	case 0xf1:
-		return TRAP;
-	case 0xcf:
-		return LEAVES;
-	default:
-		return PLAIN;
-	}
-}
-
-static bool repeats(struct opcode of)
-{
-	uint8_t byte = of.bytes[0];
-
-	return of.repeated && ((byte >= 0xa4 && byte <= 0xa7) || (byte >= 0xaa && byte <= 0xaf) ||
-			       (byte >= 0x6c && byte <= 0x6f));
-}
-
-/* Where a direct jump goes that ends at `end`. */
-static uint64_t target_of(struct opcode of, uint64_t end)
-{
-	int32_t distance;
-
-	if (of.bytes[0] == 0xeb && of.left == 2)
-		return end + (int8_t)of.bytes[1];
-	if (of.bytes[0] != 0xe9 || of.left != 1 + sizeof distance)
-		return 0;
-	memcpy(&distance, of.bytes + 1, sizeof distance);
-	return end + distance;
-}
-
-/*
- * Whether code looks like an entry of interrupts or faults. Each clears the flag AC (or has a no-operation in its
- * place) and then the direction flag, or pushes the number of the interrupt and jumps; in kernels with indirect
- * branch tracking endbr64 stands in front. What a frame has to hold decides, when it is executed.
- */
-static bool is_entry(const uint8_t *bytes, size_t size)
-{
-	static const uint8_t endbr[] = { 0xf3, 0x0f, 0x1e, 0xfa };
-	static const uint8_t clac[] = { 0x0f, 0x01, 0xca, 0xfc }, plain[] = { 0x0f, 0x1f, 0x00, 0xfc };
-	bool tracked = size >= 4 && !memcmp(bytes, endbr, sizeof endbr);
-
-	bytes += tracked ? 4 : 0;
-	size -= tracked ? 4 : 0;
-	if (size >= 3 && bytes[0] == 0x6a)
-		return bytes[2] == 0xe9 || bytes[2] == 0xeb;
-	/* Behind endbr64 there is nothing else that clears AC. */
-	if (tracked && size >= 3 && !memcmp(bytes, clac, 3))
-		return true;
-	return size >= 4 && (!memcmp(bytes, clac, sizeof clac) || !memcmp(bytes, plain, sizeof plain));
-}
 
 /* --- Steps ----------------------------------------------------------------------------------------------- */
 
@@ -355,6 +239,29 @@ static bool take_done(struct processor *processor)
 	return done;
 }
 
+/* Begins the work of a call; none if the window was closed meanwhile. end_of_work() has to follow. */
+static struct processor *begin_work(unsigned int index)
+{
+	struct processor *processor = &processors[index];
+
+	processor->flags = qemu_plugin_scoreboard_find(board, index);
+	if (several) {
+		/* Who closes a window clears `open` first and waits for `busy` then. */
+		__atomic_store_n(&processor->busy, true, __ATOMIC_SEQ_CST);
+		if (!__atomic_load_n(&processor->flags->open, __ATOMIC_SEQ_CST)) {
+			__atomic_store_n(&processor->busy, false, __ATOMIC_RELEASE);
+			return NULL;
+		}
+	}
+	return processor;
+}
+
+static void end_of_work(struct processor *processor)
+{
+	if (several)
+		__atomic_store_n(&processor->busy, false, __ATOMIC_RELEASE);
+}
+
 static void begin(struct processor *processor, struct unit *unit)
 {
 	fetch(processor, unit);
@@ -363,37 +270,40 @@ static void begin(struct processor *processor, struct unit *unit)
 	add_count(&unit->count);
 }
 
-static struct processor *processor_of(unsigned int index)
+/* A unit of the kernel begins, and it is no interruption. */
+static void ordinary(struct processor *processor, struct unit *unit, bool done)
 {
-	struct processor *processor = &processors[index];
-
-	processor->flags = qemu_plugin_scoreboard_find(board, index);
-	return processor;
+	if (processor->last)
+		go_on(processor, unit, done);
+	begin(processor, unit);
 }
 
-/* A unit of the kernel begins. */
 static void step(unsigned int index, void *data)
 {
-	struct processor *processor = processor_of(index);
-	bool done = take_done(processor);
+	struct processor *processor = begin_work(index);
 
-	if (processor->last)
-		go_on(processor, data, done);
-	begin(processor, data);
+	if (!processor)
+		return;
+	ordinary(processor, data, take_done(processor));
+	end_of_work(processor);
 }
 
 /* A unit of a program begins. */
 static void step_of_program(unsigned int index, void *data)
 {
-	struct processor *processor = processor_of(index);
+	struct processor *processor = begin_work(index);
 	const struct unit *unit = data;
-	bool done = take_done(processor);
+	bool done;
 
+	if (!processor)
+		return;
+	done = take_done(processor);
 	if (processor->last && !(done && processor->last->kind == LEAVES))
 		processor->unexplained++;
 	processor->last = NULL;
 	processor->user += unit->length;
 	fetch(processor, unit);
+	end_of_work(processor);
 }
 
 /* Eight bytes of the guest's memory. */
@@ -428,7 +338,10 @@ static bool is_code_segment(uint64_t selector)
 	return selector == KERNEL_CODE || selector == PROGRAM_CODE || selector == PROGRAM_CODE_32;
 }
 
-/* Where the frame of an interrupt is: at the stack pointer or behind an error code; 0 if there is none. */
+/*
+ * Where the frame of an interrupt is: at the stack pointer or, at faults that have an error code, behind it; 0 if
+ * there is none.
+ */
 static uint64_t frame_at(struct processor *processor, uint64_t stack_pointer)
 {
 	if (is_code_segment(word_at(processor, stack_pointer + 8)))
@@ -436,12 +349,15 @@ static uint64_t frame_at(struct processor *processor, uint64_t stack_pointer)
 	return is_code_segment(word_at(processor, stack_pointer + 16)) ? stack_pointer + 8 : 0;
 }
 
-/* Kernel code was interrupted before the instruction at `address`. */
-static void interrupted(struct processor *processor, uint64_t frame, uint64_t address, bool done)
+/* Kernel code was interrupted before the instruction at `address`; by a fault with an error code, or otherwise. */
+static void interrupted(struct processor *processor, uint64_t frame, uint64_t address, bool done, bool coded)
 {
 	struct unit *last = processor->last;
 
 	processor->interruptions_seen++;
+	/* Between two repetitions: the emulator goes on with it after the interrupt. */
+	if (done && !coded && last->repeats && address == last_of(last)->address)
+		processor->continued++;
 	if (!done || address == last_of(last)->address) {
 		/* A fault: what was not executed is begun again, without a branch to it. */
 		remember(processor, frame, NULL);
@@ -452,37 +368,46 @@ static void interrupted(struct processor *processor, uint64_t frame, uint64_t ad
 	remember(processor, frame, origin(processor));
 }
 
-/* An entry of interrupts or faults begins. */
-static void step_of_entry(unsigned int index, void *data)
+/* A unit begins that looks like an entry of interrupts or faults. */
+static void entry(struct processor *processor, struct unit *unit, bool done)
 {
-	struct processor *processor = processor_of(index);
-	bool done = take_done(processor);
-	uint64_t frame = frame_at(processor, stack_pointer(processor));
+	struct unit *last = processor->last;
+	uint64_t top = stack_pointer(processor), frame = frame_at(processor, top);
 	uint64_t address;
-	bool jumped = processor->last && done && processor->last->target == ((struct unit *)data)->begin;
 
-	if (!frame || jumped) {
+	if (!frame || (last && done && last->target == unit->begin)) {
 		/* Code that only looks like it, or that entries of several interrupts share. */
-		if (processor->last)
-			go_on(processor, data, done);
-		begin(processor, data);
+		ordinary(processor, unit, done);
 		return;
 	}
 	address = word_at(processor, frame);
-	if (processor->last && address >= KERNEL)
-		interrupted(processor, frame, address, done);
-	else if (processor->last && !(done && processor->last->kind == LEAVES))
+	if (last && address >= KERNEL)
+		interrupted(processor, frame, address, done, frame != top);
+	else if (last && !(done && last->kind == LEAVES))
 		processor->unexplained++;
-	begin(processor, data);
+	begin(processor, unit);
+}
+
+static void step_of_entry(unsigned int index, void *data)
+{
+	struct processor *processor = begin_work(index);
+
+	if (!processor)
+		return;
+	entry(processor, data, take_done(processor));
+	end_of_work(processor);
 }
 
 /* The processor is about to return from an interrupt. */
 static void before_return(unsigned int index, void *data)
 {
-	struct processor *processor = processor_of(index);
+	struct processor *processor = begin_work(index);
 
 	(void)data;
+	if (!processor)
+		return;
 	processor->returned_frame = stack_pointer(processor);
+	end_of_work(processor);
 }
 
 /* --- Windows --------------------------------------------------------------------------------------------- */
@@ -492,7 +417,17 @@ static void set_open(bool open)
 	for (int i = 0; i < qemu_plugin_num_vcpus(); i++) {
 		struct flags *flags = qemu_plugin_scoreboard_find(board, i);
 
-		__atomic_store_n(&flags->open, open, __ATOMIC_RELEASE);
+		__atomic_store_n(&flags->open, open, __ATOMIC_SEQ_CST);
+	}
+}
+
+/* Closes the window and waits until no processor works on it. The caller is in no such work. */
+static void close_window(void)
+{
+	set_open(false);
+	for (size_t i = 0; i < MOST_PROCESSORS; i++) {
+		while (__atomic_load_n(&processors[i].busy, __ATOMIC_SEQ_CST))
+			sched_yield();
 	}
 }
 
@@ -523,6 +458,7 @@ static void begin_window(unsigned int index, void *data)
 	(void)index;
 	(void)data;
 	pthread_mutex_lock(&lock);
+	close_window();
 	for (size_t i = 0; i < BUCKETS; i++) {
 		for (struct unit *unit = units[i]; unit; unit = unit->next)
 			clear_unit(unit);
@@ -628,7 +564,7 @@ static void end_window(unsigned int index, void *data)
 	(void)index;
 	(void)data;
 	pthread_mutex_lock(&lock);
-	set_open(false);
+	close_window();
 	snprintf(name, sizeof name, "%s%u", prefix, window++);
 	file = fopen(name, "w");
 	if (file) {
@@ -793,6 +729,7 @@ static void processor_begins(uint64_t plugin, unsigned int index)
 	(void)plugin;
 	if (index >= MOST_PROCESSORS)
 		abort();
+	several = index > 0 || several;
 	processors[index].buffer = g_byte_array_new();
 	for (unsigned int i = 0; i < registers->length; i++) {
 		if (!strcmp(names[i].name, "rsp"))

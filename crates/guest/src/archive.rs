@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::Result;
 use crate::cache::Cache;
-use crate::command::{finish, run, tail};
+use crate::command::{finish, pipe, run, tail};
 use crate::error::Error;
 use crate::packages::{Family, Pinned, SUITES, Suite};
 
@@ -187,9 +187,9 @@ fn unpack_all(fetched: &Path, to: &Path) -> Result<()> {
         .collect();
     packages.sort();
     for package in packages {
-        let script =
-            "dpkg-deb --fsys-tarfile \"$1\" | tar -x --keep-directory-symlink --no-same-owner -C \"$2\"";
-        run(Command::new("sh").args(["-e", "-c", script, "unpack"]).arg(&package).arg(to))?;
+        let mut tar = Command::new("tar");
+        tar.args(["-x", "--keep-directory-symlink", "--no-same-owner", "-C"]).arg(to);
+        pipe(Command::new("dpkg-deb").arg("--fsys-tarfile").arg(&package), &mut tar)?;
     }
     fs::remove_dir_all(fetched).map_err(Error::file("remove", fetched))
 }

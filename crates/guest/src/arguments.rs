@@ -23,9 +23,9 @@ fetch  fetches QEMU and the kernel, and prints where they are
   --packages A,B        a root image with these packages of the distribution
   --in HOST:GUEST       a file for the guest, executable if it is here; may be repeated
   --out PATH            a file or folder of the guest to bring back; may be repeated
-  --to FOLDER           where they go
+  --to FOLDER           where they go, and what was counted (window-N/instructions and branches)
   --count               counts kernel execution between `window begin` and `window end`
-  --time-limit SECONDS  600 by default
+  --time-limit SECONDS  1800 by default
   --allow-complaints    an oops or a warning of the kernel is no failure
   --console             prints what the kernel printed
 
@@ -98,7 +98,7 @@ impl Options {
             files_out: Vec::new(),
             to: None,
             count: false,
-            limit: Duration::from_secs(600),
+            limit: Duration::from_secs(1800),
             allow_complaints: false,
             console: false,
             script_file: None,

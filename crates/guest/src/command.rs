@@ -32,13 +32,33 @@ pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>> {
 
 /// Runs a program to its end.
 pub(crate) fn finish(command: &mut Command) -> Result<Output> {
+    command.stdin(Stdio::null()).output().map_err(not_started(command))
+}
+
+/// Runs two programs, what the first prints being what the second reads; an error if either failed.
+pub(crate) fn pipe(from: &mut Command, to: &mut Command) -> Result<()> {
+    let mut first = from.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(not_started(from))?;
+    // There is one: it was just asked for.
+    let printed = first.stdout.take().map_or_else(Stdio::null, Stdio::from);
+    let second = to.stdin(printed).output().map_err(not_started(to));
+    let first = first.wait_with_output().map_err(not_started(from))?;
+    for (command, output) in [(to, second?), (from, first)] {
+        if !output.status.success() {
+            return Err(failed(command, &output));
+        }
+    }
+    Ok(())
+}
+
+/// The error of a program that could not be started.
+fn not_started(command: &Command) -> impl FnOnce(std::io::Error) -> Error + use<> {
     let program = command.get_program().to_string_lossy().into_owned();
-    command.stdin(Stdio::null()).output().map_err(|source| match source.kind() {
+    move |source| match source.kind() {
         std::io::ErrorKind::NotFound => {
             Error::missing(format!("{program} is not available"), format!("install {}", package_of(&program)))
         }
         _ => Error::Command { program, status: "not started".into(), output: source.to_string() },
-    })
+    }
 }
 
 /// The error of a program that ended without success.
@@ -82,5 +102,18 @@ mod tests {
         assert!(run(&mut Command::new("no-such-program")).unwrap_err().is_missing());
         let error = run(Command::new("sh").args(["-c", "echo reason >&2; exit 3"])).unwrap_err();
         assert!(!error.is_missing() && error.to_string().contains("reason"), "{error}");
+    }
+
+    #[test]
+    fn a_pipe_fails_if_either_side_does() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        assert!(pipe(&mut shell("echo a"), &mut shell("read x; [ $x = a ]")).is_ok());
+        assert!(pipe(&mut shell("echo a; exit 1"), &mut shell("cat")).is_err());
+        assert!(pipe(&mut shell("echo a"), &mut shell("read x; [ $x = b ]")).is_err());
+        assert!(pipe(&mut Command::new("no-such-program"), &mut shell("cat")).unwrap_err().is_missing());
     }
 }

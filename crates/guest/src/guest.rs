@@ -49,10 +49,9 @@ pub struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// A guest with one processor and 1 GiB of memory, emulated without a clock of its own, ended after ten
-    /// minutes.
+    /// A guest with one processor and 1 GiB of memory, emulated, and ended after half an hour.
     pub fn new(lab: &'a Lab, kernel: &'a Kernel) -> Self {
-        let limit = Duration::from_secs(600);
+        let limit = Duration::from_secs(1800);
         Self { lab, kernel, machine: Machine::default(), limit, allow_complaints: false }
     }
 

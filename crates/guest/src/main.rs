@@ -8,7 +8,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use arguments::{Action, HELP, Options};
-use restitch_guest::{Error, Guest, Job, Kernel, Lab, Output, Plugin, Result, Window, root_image, take_view};
+use restitch_guest::{
+    Counts, Edge, Error, Executed, Guest, Job, Kernel, Lab, Output, Plugin, Result, Window, root_image,
+    take_view,
+};
 
 /// Exit status where a guest could not be made or did not come to its end. Those of scripts are below.
 const FAILED: u8 = 125;
@@ -132,12 +135,33 @@ fn table(window: &Window) -> String {
     .concat()
 }
 
+/// The files that came back, and what was counted.
 fn write_files(folder: &Path, output: &Output) -> Result<()> {
     for (name, bytes) in &output.files {
-        let path = folder.join(name);
-        let written =
-            path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(&path, bytes));
-        written.map_err(|source| Error::File { what: "write", path, source })?;
+        write(&folder.join(name), bytes)?;
+    }
+    for window in &output.windows {
+        let folder = folder.join(format!("window-{}", window.number));
+        write(&folder.join("instructions"), instructions(&window.counts).as_bytes())?;
+        write(&folder.join("branches"), branches(&window.counts).as_bytes())?;
     }
     Ok(())
+}
+
+/// Address, size and count of each instruction, one a line.
+fn instructions(counts: &Counts) -> String {
+    let line = |of: &Executed| format!("{:x}\t{}\t{}\n", of.address, of.size, of.count);
+    counts.executed.iter().map(line).collect()
+}
+
+/// Address, target, count and kind of each way of a branch, one a line.
+fn branches(counts: &Counts) -> String {
+    let line = |edge: &Edge| format!("{:x}\t{:x}\t{}\t{:?}\n", edge.from, edge.to, edge.count, edge.kind);
+    counts.edges.iter().map(line).collect()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    let written = made.and_then(|()| std::fs::write(path, bytes));
+    written.map_err(|source| Error::File { what: "write", path: path.into(), source })
 }

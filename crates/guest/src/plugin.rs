@@ -13,8 +13,9 @@ use crate::image::short_hash;
 use crate::lab::Lab;
 
 /// The plugin's sources.
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
     ("count.c", include_str!("../../../kernel/plugin/count.c")),
+    ("instructions.h", include_str!("../../../kernel/plugin/instructions.h")),
     ("model.h", include_str!("../../../kernel/plugin/model.h")),
     ("qemu.h", include_str!("../../../kernel/plugin/qemu.h")),
     ("table.h", include_str!("../../../kernel/plugin/table.h")),

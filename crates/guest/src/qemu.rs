@@ -133,8 +133,14 @@ fn arguments(qemu: &Path, machine: &Machine, folder: &Path) -> Vec<OsString> {
 fn kernel_arguments(machine: &Machine) -> String {
     // The generator of random numbers is trusted, else early boot spins for entropy; a panic ends the guest.
     let fixed = "console=ttyS0 random.trust_cpu=1 no_timer_check panic=-1";
-    format!("{fixed} {}", machine.append)
+    let timeless = if machine.exact { "" } else { TIMELESS };
+    format!("{fixed} {timeless} {}", machine.append)
 }
+
+/// No watchdogs in guests whose time is that of the host: who gets no processor for a minute is not stuck. What
+/// hangs is ended by the time limit.
+const TIMELESS: &str = "nowatchdog rcupdate.rcu_cpu_stall_suppress=1 workqueue.watchdog_thresh=0 \
+                        sysctl.kernel.hung_task_timeout_secs=0";
 
 /// Waits for the end, at most that long.
 fn wait(mut child: Child, limit: Duration) -> Result<Ended> {
