@@ -5,6 +5,19 @@ pub const MACHINE: u16 = 62;
 /// The relocation that adds the load bias.
 pub const RELATIVE: u32 = 8;
 
+/// Relocations of object files, as the loader of the Linux kernel carries them out for modules: it adds the
+/// addend to the symbol's address, and refuses what does not fit.
+pub mod object {
+    /// The address, in 64 bits.
+    pub const ADDRESS: u32 = 1;
+    /// The distance from the field, in 32 bits with sign.
+    pub const DISTANCE: u32 = 2;
+    /// The address, in 32 bits without sign.
+    pub const ADDRESS_32: u32 = 10;
+    /// The distance from the field, in 64 bits.
+    pub const DISTANCE_64: u32 = 24;
+}
+
 /// What the loader does for a dynamic relocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RelocationType {

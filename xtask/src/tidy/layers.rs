@@ -10,7 +10,7 @@ pub const LAYERS: [&[&str]; 21] = [
     &["procfs"],
     &["perf"],
     &["tracee"],
-    &["cfi", "image"],
+    &["cfi", "image", "kernel-group"],
     &["evaluate", "program"],
     &["branch-table"],
     &["profile"],

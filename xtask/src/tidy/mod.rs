@@ -62,7 +62,7 @@ pub const RULES: [(&str, Rule); 23] = [
 pub const EDGE: [&str; 4] = ["perf", "preload", "procfs", "tracee"];
 
 /// Crates that only compute: bytes in, values out.
-pub const PURE: [&str; 13] = [
+pub const PURE: [&str; 14] = [
     "address",
     "branch-table",
     "cfi",
@@ -70,6 +70,7 @@ pub const PURE: [&str; 13] = [
     "emit",
     "evaluate",
     "image",
+    "kernel-group",
     "lab",
     "layout",
     "profile",
