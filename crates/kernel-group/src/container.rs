@@ -51,8 +51,8 @@ struct Container {
     object: Object<'static>,
     ids: BTreeMap<Kind, SectionId>,
     imports: BTreeMap<String, SymbolId>,
-    /// The symbol at address 0, from which places of the kernel count: an absolute one, which the loader takes
-    /// as it is.
+    /// The symbol at address 0, from which places of the kernel count: an absolute one, which the loader
+    /// takes as it is.
     kernel: SymbolId,
 }
 

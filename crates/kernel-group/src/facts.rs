@@ -52,8 +52,8 @@ impl ModuleFacts {
         facts(file).map_err(wrong)
     }
 
-    /// The facts about modules, of this one, with the checksums of both: those of the control module belong to
-    /// the symbols that groups use.
+    /// The facts about modules, of this one, with the checksums of both: those of the control module belong
+    /// to the symbols that groups use.
     pub fn with_versions_of(mut self, other: &Self) -> Self {
         self.versions.extend(other.versions.iter().map(|(name, sum)| (name.clone(), *sum)));
         self

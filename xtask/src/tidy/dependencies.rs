@@ -38,7 +38,10 @@ pub const MORE: [(&str, &str); 2] =
     [("tempfile", "folders that tests remove again"), ("yaml-rust2", "profiles of BOLT")];
 
 /// Crates of which there are two versions, with the reason.
-const TWICE: [(&str, &str); 1] = [("hashbrown", "the writer of object has an older one than indexmap")];
+const TWICE: [(&str, &str); 2] = [
+    ("foldhash", "comes with each hashbrown"),
+    ("hashbrown", "the writer of object has an older one than indexmap"),
+];
 
 /// Where crates come from.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";

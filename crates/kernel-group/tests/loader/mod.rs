@@ -1,5 +1,5 @@
-//! A loader that does with a module file what the kernel's does: places sections, finds symbols, fills fields,
-//! and refuses what that refuses (`apply_relocate_add` of `arch/x86/kernel/module.c`).
+//! A loader that does with a module file what the kernel's does: places sections, finds symbols, fills
+//! fields, and refuses what that refuses (`apply_relocate_add` of `arch/x86/kernel/module.c`).
 
 use object::read::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget};
 use object::{RelocationFlags, SectionIndex, SymbolSection};
