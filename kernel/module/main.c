@@ -248,6 +248,8 @@ static int show(struct seq_file *out, void *unused)
 
 static int device_open(struct inode *inode, struct file *file)
 {
+	/* Of a miscellaneous device it is the device, and of a sequential file it has to be nothing. */
+	file->private_data = NULL;
 	return capable(CAP_SYS_MODULE) ? single_open(file, show, NULL) : -EPERM;
 }
 

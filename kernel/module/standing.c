@@ -26,16 +26,16 @@
 /* Frames of one stack: more than the deepest has room for. */
 #define FRAMES	1024
 
-struct look {
+/* One at a time (its callers hold a lock), and on no stack: there its addresses would be found. */
+static struct {
 	unsigned long start;
 	unsigned long end;
 	int standing;
-};
+} look;
 
-static struct look look_at_text(struct module *module)
+static void look_at_text(struct module *module)
 {
-	struct look look = {};
-
+	look.standing = 0;
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 4, 0)
 	look.start = (unsigned long)module->core_layout.base;
 	look.end = look.start + module->core_layout.text_size;
@@ -43,61 +43,77 @@ static struct look look_at_text(struct module *module)
 	look.start = (unsigned long)module->mem[MOD_TEXT].base;
 	look.end = look.start + module->mem[MOD_TEXT].size;
 #endif
-	return look;
 }
 
-static bool is_inside(const struct look *look, unsigned long address)
+static bool is_inside(unsigned long address)
 {
 	/* A call may be the last instruction: it returns to the end. */
-	return look->start <= address && address <= look->end;
+	return look.start <= address && address <= look.end;
 }
 
-static bool is_in_words(const struct look *look, struct task_struct *task)
+/* While everything stands still: whether it is what has stopped one of the processors. */
+static bool is_stopper(const struct task_struct *task)
+{
+#ifdef CONFIG_SMP
+	return READ_ONCE(task->on_cpu);
+#else
+	return task == current;
+#endif
+}
+
+static bool is_in_words(struct task_struct *task)
 {
 	unsigned long *end = (unsigned long *)((unsigned long)task_stack_page(task) + THREAD_SIZE);
 	unsigned long *word = (unsigned long *)task_stack_page(task);
 	unsigned long sp = READ_ONCE(task->thread.sp);
 
-	/* Who runs is the stopper itself: all of its stack. */
-	if (task != current && sp >= (unsigned long)word && sp < (unsigned long)end)
+	/* Where the stack of one that runs ends is not known: all of it. */
+	if (!is_stopper(task) && sp >= (unsigned long)word && sp < (unsigned long)end)
 		word = (unsigned long *)round_down(sp, sizeof(*word));
 	for (; word < end; word++)
-		if (is_inside(look, READ_ONCE_NOCHECK(*word)))
+		if (is_inside(READ_ONCE_NOCHECK(*word)))
 			return true;
 	return false;
 }
 
-static bool is_in_frames(const struct look *look, struct task_struct *task)
+static bool is_in_frames(struct task_struct *task)
 {
 	struct unwind_state state;
 	int frames = 0;
 
 	for (unwind_start(&state, task, NULL, NULL); !unwind_done(&state); unwind_next_frame(&state))
-		if (is_inside(look, unwind_get_return_address(&state)) || ++frames > FRAMES)
+		if (is_inside(unwind_get_return_address(&state)) || ++frames > FRAMES)
 			return true;
 	return unwind_error(&state);
+}
+
+static bool stands(struct task_struct *task)
+{
+	/* Its words hold what it looks for. */
+	if (task == current)
+		return is_in_frames(task);
+	/* The unwinder refuses stacks in use. */
+	return is_in_words(task) || (!is_stopper(task) && is_in_frames(task));
 }
 
 /* Runs while no other code does. */
 static int count_standing(void *data)
 {
-	struct look *look = data;
 	struct task_struct *process, *task;
 
 	for_each_process_thread(process, task) {
-		/* Dead, and its stack given back. */
-		if (!task_stack_page(task))
-			continue;
-		if (is_in_words(look, task) || is_in_frames(look, task))
-			look->standing++;
+		/* Without a stack it is dead. */
+		if (task_stack_page(task) && stands(task))
+			look.standing++;
 	}
 	return 0;
 }
 
 int tasks_standing_in(struct module *module)
 {
-	struct look look = look_at_text(module);
-	int error = stop_machine(count_standing, &look, NULL);
+	int error;
 
+	look_at_text(module);
+	error = stop_machine(count_standing, NULL, NULL);
 	return error ? error : look.standing;
 }
