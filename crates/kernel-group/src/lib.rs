@@ -2,9 +2,9 @@
 //!
 //! **You** say which blocks go where ([`Group`]), in plain data with original addresses, and give the facts
 //! about modules of that kernel, which any module file of it has ([`ModuleFacts`]). [`write_module`] gives a
-//! relocatable ELF file, without a compiler and without headers. The loader then keeps the copies right, since
-//! the tables that it knows are in the file: exceptions, the unwinder's rows, warnings, static keys and calls,
-//! sites of the function tracer, returns and branches through registers in canonical form.
+//! relocatable ELF file, without a compiler and without headers. The loader then keeps the copies right,
+//! since the tables that it knows are in the file: exceptions, the unwinder's rows, warnings, static keys and
+//! calls, sites of the function tracer, returns and branches through registers in canonical form.
 //!
 //! **It does not** decide what may be copied, read a kernel, or load anything; and what it writes is not
 //! trusted: a reader of its own has to prove it equal to the kernel's code.
