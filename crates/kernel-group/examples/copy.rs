@@ -95,9 +95,6 @@ impl Tables {
         };
         let places = view.table("__start_orc_unwind_ip", "__stop_orc_unwind_ip", 4);
         let rows = view.table("__start_orc_unwind", "__stop_orc_unwind", 6);
-        let row = |(place, row): (&(u64, &[u8]), &(u64, &[u8]))| {
-            (pointer(*place, 0), *row.1.first_chunk().expect("a row"))
-        };
         Self {
             exceptions: exceptions.iter().map(exception).collect(),
             keys: view.table("__start___jump_table", "__stop___jump_table", 16).iter().map(key).collect(),
@@ -111,7 +108,11 @@ impl Tables {
                 .iter()
                 .map(|e| (pointer(*e, 0), (e.0, e.1.to_vec())))
                 .collect(),
-            unwind: places.iter().zip(&rows).map(row).collect(),
+            unwind: places
+                .iter()
+                .zip(&rows)
+                .map(|(place, row)| (pointer(*place, 0), *row.1.first_chunk().expect("a row")))
+                .collect(),
         }
     }
 }

@@ -125,7 +125,7 @@ fn info(group: &Group, facts: &ModuleFacts, sections: &mut Sections) {
     // The copies are code of the kernel, whose licence is theirs.
     let mut lines = vec![
         "license=GPL".to_owned(),
-        format!("description=Copies of kernel code, made by restitch on this machine"),
+        "description=Copies of kernel code, made by restitch on this machine".to_owned(),
         format!("depends={CONTROL}"),
         format!("name={}", group.name),
         format!("vermagic={}", facts.vermagic),
