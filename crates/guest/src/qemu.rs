@@ -137,8 +137,8 @@ fn kernel_arguments(machine: &Machine) -> String {
     format!("{fixed} {timeless} {}", machine.append)
 }
 
-/// No watchdogs in guests whose time is that of the host: who gets no processor for a minute is not stuck. What
-/// hangs is ended by the time limit.
+/// No watchdogs in guests whose time is that of the host: who gets no processor for a minute is not stuck.
+/// What hangs is ended by the time limit.
 const TIMELESS: &str = "nowatchdog rcupdate.rcu_cpu_stall_suppress=1 workqueue.watchdog_thresh=0 \
                         sysctl.kernel.hung_task_timeout_secs=0";
 

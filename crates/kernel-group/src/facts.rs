@@ -1,6 +1,6 @@
 //! What any module file of a kernel says about modules of that kernel.
 
-use crate::error::GroupError;
+use crate::error::{Fault, GroupError};
 use object::elf::{FileHeader64, Rela64, SHN_LORESERVE, SHT_RELA, STT_SECTION, SectionHeader64};
 use object::read::elf::{
     FileHeader as _, Rela as _, SectionHeader as _, SectionTable, Sym as _, SymbolTable,
@@ -48,8 +48,7 @@ impl ModuleFacts {
     /// # Errors
     /// If it is none, or does not say what is needed.
     pub fn read(file_name: &str, file: &[u8]) -> Result<Self, GroupError> {
-        let wrong = |what: String| GroupError::ModuleFile { file: file_name.into(), what };
-        facts(file).map_err(wrong)
+        facts(file).map_err(|fault| fault.of(file_name))
     }
 
     /// The facts about modules, of this one, with the checksums of both: those of the control module belong
@@ -65,12 +64,11 @@ impl ModuleFacts {
     }
 }
 
-fn facts(file: &[u8]) -> Result<ModuleFacts, String> {
-    let read = |error: object::Error| format!("cannot be read: {error}");
-    let header = Header::parse(file).map_err(read)?;
-    let endian = header.endian().map_err(read)?;
-    let sections = header.sections(endian, file).map_err(read)?;
-    let symbols = sections.symbols(endian, file, object::elf::SHT_SYMTAB).map_err(read)?;
+fn facts(file: &[u8]) -> Result<ModuleFacts, Fault> {
+    let header = Header::parse(file)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, file)?;
+    let symbols = sections.symbols(endian, file, object::elf::SHT_SYMTAB)?;
     let source = Source { file, endian, sections, symbols };
     let info = source.info()?;
     let value = |key: &str| info.get(key).cloned().ok_or_else(|| format!("has no {key} in .modinfo"));
@@ -115,7 +113,7 @@ impl<'a> Source<'a> {
     }
 
     /// The lines `key=value`.
-    fn info(&self) -> Result<BTreeMap<String, String>, String> {
+    fn info(&self) -> Result<BTreeMap<String, String>, Fault> {
         let text = self.data(".modinfo").ok_or("has no .modinfo")?;
         let lines = text.split(|byte| *byte == 0).filter_map(|line| std::str::from_utf8(line).ok());
         Ok(lines.filter_map(|line| line.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect())
@@ -128,14 +126,13 @@ impl<'a> Source<'a> {
     }
 
     /// Names of symbols, or of sections, whose addresses relocations write into the section, and where.
-    fn pointers(&self, section: SectionIndex) -> Result<BTreeMap<String, u64>, String> {
+    fn pointers(&self, section: SectionIndex) -> Result<BTreeMap<String, u64>, Fault> {
         let mut out = BTreeMap::new();
         for header in self.sections.iter().filter(|header| header.sh_type(self.endian) == SHT_RELA) {
             if header.info_link(self.endian) != section {
                 continue;
             }
-            let relocations = header.rela(self.endian, self.file);
-            let relocations = relocations.map_err(|error| format!("cannot be read: {error}"))?;
+            let relocations = header.rela(self.endian, self.file)?;
             let relocations = relocations.map_or(&[][..], |(relocations, _)| relocations);
             out.extend(relocations.iter().filter_map(|relocation| self.pointer(relocation)));
         }
@@ -163,7 +160,7 @@ impl<'a> Source<'a> {
 
     /// Checksums of symbols: of those that it uses, by its table; of those that it exports, by the symbols
     /// `__crc_NAME`.
-    fn versions(&self) -> Result<BTreeMap<String, u64>, String> {
+    fn versions(&self) -> Result<BTreeMap<String, u64>, Fault> {
         let entries = self.data("__versions").unwrap_or_default().chunks_exact(Version::LEN);
         let mut versions: BTreeMap<String, u64> = entries.filter_map(Version::read).collect();
         for symbol in self.symbols.iter() {

@@ -43,7 +43,7 @@ pub fn write_module(group: &Group, facts: &ModuleFacts) -> Result<Written, Group
     descriptor::write(group, facts, &arrangement, &mut sections)?;
     let symbols = symbols(group, &arrangement, &sections);
     let file = container::file(&sections, &symbols, facts.structure_align)
-        .map_err(|error| GroupError::group(&group.name, error.to_string()))?;
+        .map_err(|source| GroupError::Container { group: group.name.clone(), source })?;
     let len = |kind| sections.get(kind).len();
     Ok(Written { file, hot_len: len(Kind::Hot), cold_len: len(Kind::Cold), places: places(&arrangement) })
 }

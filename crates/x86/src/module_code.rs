@@ -113,7 +113,7 @@ fn unresolved(out: &mut Vec<u8>) -> Unresolved {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flow, Insn, scan};
+    use crate::decode::{Flow, Insn, scan};
     use restitch_address::Svma;
 
     const AT: Svma = Svma::new(0x1000);

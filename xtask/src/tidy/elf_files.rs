@@ -5,6 +5,9 @@ use crate::{Finding, Tree, code_only};
 /// The reader, and who takes the format's numbers from the same list as it does.
 const NAMING: [&str; 2] = ["apply-elf", "image"];
 
+/// Who reads and writes relocatable files of the kernel, by the library `object`.
+const RELOCATABLE: [&str; 1] = ["kernel-group"];
+
 /// Who else may hold the mark that ELF files begin with, and why.
 const MARKS: [(&str, &str); 9] = [
     ("crates/apply-elf/src/appended.rs", "it says what may lie behind a program in its file"),
@@ -35,7 +38,9 @@ pub fn elf_files(tree: &Tree) -> Vec<Finding> {
         };
         let named = code.match_indices("object::").filter(|(at, _)| !code[..*at].ends_with(is_part));
         for (at, name) in named {
-            if !NAMING.contains(&krate) || !code[at + name.len()..].starts_with("elf") {
+            if !RELOCATABLE.contains(&krate)
+                && (!NAMING.contains(&krate) || !code[at + name.len()..].starts_with("elf"))
+            {
                 found(at, "ELF files are read by restitch_image; of object only the numbers in elf are used");
             }
         }
