@@ -225,7 +225,7 @@ fn new_ways_of_working_are_added_to_the_layout_and_known_ones_are_no_reason() {
 fn each_round_can_record() {
     let working = require!(Working::start(false), "gcc and nm");
     let restitch = Restitch::new();
-    let more = ["--source", "burst", "--overhead", "20%"];
+    let more = ["--source", "burst", "--duration", "1"];
     let session = Session::start_with(&restitch, working.pid(), &more);
     session.waits_for(1);
     working.next();
