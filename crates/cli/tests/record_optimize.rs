@@ -389,7 +389,7 @@ fn an_interrupted_laboratory_leaves_nothing() {
     }
     let status = Command::new("kill").args(["-TERM", &lab.id().to_string()]).status().expect("kill runs");
     assert!(status.success());
-    assert_eq!(lab.wait().expect("it ends").code(), Some(code::FAILURE));
+    assert_eq!(lab.wait().expect("it ends").code(), Some(code::TERMINATED));
     let left: Vec<_> = std::fs::read_dir(at("temporary")).expect("readable").flatten().collect();
     assert!(left.is_empty(), "{left:?}");
 }

@@ -1,7 +1,7 @@
 //! `Records`: what a profile file says of one module, before it is matched with the module's code.
 
 use restitch_address::Svma;
-use restitch_profile::matching::{count_branch, count_run, raise_blocks};
+use restitch_profile::matching::{count_branch, count_run, is_not_understood, raise_blocks};
 use restitch_profile::ways::fall_through_to;
 use restitch_profile::{BranchSamples, ModuleSamples, Profile, Turns};
 use restitch_program::{BlockId, CallId, CallTarget, EdgeKind, Program};
@@ -44,6 +44,8 @@ pub struct Matched {
     pub used_ranges: u64,
     /// Ranges and steps that do not.
     pub broken_ranges: u64,
+    /// Ranges in functions whose code is not understood.
+    pub other_ranges: u64,
 }
 
 fn add(slot: &mut u64, count: u64) {
@@ -157,7 +159,12 @@ impl Records {
         }
         for (&(start, end), &count) in &self.ranges {
             let used = count_run(program, &mut profile, start, end, count);
-            add(if used { &mut report.used_ranges } else { &mut report.broken_ranges }, count);
+            let slot = match used {
+                true => &mut report.used_ranges,
+                false if is_not_understood(program, start) => &mut report.other_ranges,
+                false => &mut report.broken_ranges,
+            };
+            add(slot, count);
         }
         for (&(from, to), &count) in &self.fall_throughs {
             let edge = program.block_at(from).and_then(|b| fall_through_to(program, b, to));
@@ -248,7 +255,13 @@ mod tests {
         let (profile, matched) = records.to_profile(&program);
         assert_eq!(profile.edges, [2, 3, 2, 0, 4]);
         assert_eq!((profile.calls.clone(), profile.blocks.clone()), (vec![2], vec![5, 2, 5, 0, 2]));
-        let expected = Matched { used_branches: 10, other_branches: 2, used_ranges: 4, broken_ranges: 2 };
+        let expected = Matched {
+            used_branches: 10,
+            other_branches: 2,
+            used_ranges: 4,
+            broken_ranges: 2,
+            other_ranges: 0,
+        };
         assert_eq!(matched, expected);
     }
 

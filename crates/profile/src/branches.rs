@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use restitch_address::Svma;
 use restitch_program::Program;
 
-use crate::matching::{count_branch, count_run, raise_blocks};
+use crate::matching::{count_branch, count_run, is_not_understood, raise_blocks};
 use crate::model::Profile;
 use crate::paths::Turns;
 
@@ -33,6 +33,8 @@ pub struct BranchReport {
     pub used_ranges: u64,
     /// Ranges that do not: they would pass a branch that always goes elsewhere, or leave the known code.
     pub broken_ranges: u64,
+    /// Ranges in functions whose code is not understood.
+    pub other_ranges: u64,
 }
 
 impl BranchSamples {
@@ -65,7 +67,12 @@ impl BranchSamples {
         }
         for (&(start, end), &count) in &self.ranges {
             let used = count_run(program, &mut profile, start, end, count);
-            add(if used { &mut report.used_ranges } else { &mut report.broken_ranges }, count);
+            let slot = match used {
+                true => &mut report.used_ranges,
+                false if is_not_understood(program, start) => &mut report.other_ranges,
+                false => &mut report.broken_ranges,
+            };
+            add(slot, count);
         }
         raise_blocks(program, &mut profile, &[]);
         profile.paths = self.turns.paths(program);
@@ -107,7 +114,8 @@ mod tests {
         assert_eq!(profile.edges, [2, 0, 2, 0, 4]);
         assert_eq!(profile.calls, [2]);
         assert_eq!(profile.blocks, [4, 2, 4, 0, 2]);
-        let expected = BranchReport { used_branches: 6, other_branches: 2, used_ranges: 8, broken_ranges: 0 };
+        let expected =
+            BranchReport { used_branches: 6, other_branches: 2, used_ranges: 8, ..BranchReport::default() };
         assert_eq!(report, expected);
     }
 
@@ -121,5 +129,16 @@ mod tests {
         let (profile, report) = samples.to_profile(&program);
         assert_eq!(profile, Profile::empty(&program));
         assert_eq!((report.broken_ranges, report.other_branches), (6, 1));
+    }
+
+    #[test]
+    fn ranges_in_code_that_is_not_understood_are_no_sign_of_another_build() {
+        let text = format!("{TWO_FUNCTIONS}\nfunction 0x2000..0x2100 data undecodable\n");
+        let program = Program::from_text(&text).unwrap();
+        let mut samples = BranchSamples::default();
+        samples.ranges.insert((Svma::new(0x2010), Svma::new(0x2020)), 3);
+        samples.ranges.insert((Svma::new(0x3000), Svma::new(0x3010)), 1);
+        let (_, report) = samples.to_profile(&program);
+        assert_eq!((report.broken_ranges, report.other_ranges), (1, 3));
     }
 }

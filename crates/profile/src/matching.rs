@@ -46,6 +46,12 @@ pub fn count_run(program: &Program, profile: &mut Profile, start: Svma, end: Svm
     true
 }
 
+/// Whether `at` is in a function without blocks, whose code is not understood: runs through it are no ways,
+/// and say nothing of whether this is the code that was recorded.
+pub fn is_not_understood(program: &Program, at: Svma) -> bool {
+    program.function_at(at).is_some_and(|function| program.entry_block(function).is_none())
+}
+
 /// Raises the counts of blocks to what goes in (`entered`, by block, from elsewhere, and by edges), what goes
 /// out, and their calls.
 pub fn raise_blocks(program: &Program, profile: &mut Profile, entered: &[u64]) {
