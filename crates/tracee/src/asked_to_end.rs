@@ -12,7 +12,8 @@
 //! for a command and waits for it besides. A signal that is sent to the group by a process reaches a command
 //! twice; so does what the terminal sends while the command is being started.
 
-use crate::child::status_of_end;
+use crate::child::{End, end_of};
+use crate::clock::now;
 use crate::disposition::{end_by, is_forked, is_ignored, set_disposition};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
@@ -22,6 +23,11 @@ const WATCHED: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// How long a pause goes on, at most, after a request.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// A command that ends without an error so long after a request has ended by it: what supervisors give a
+/// program to end (Kubernetes' `terminationGracePeriodSeconds`; Docker has 10 s). One that goes on for longer
+/// took it for something else.
+const GRACE: Duration = Duration::from_secs(30);
 
 /// Whether there was a request.
 static ASKED: AtomicBool = AtomicBool::new(false);
@@ -33,10 +39,13 @@ static COMMAND: AtomicI32 = AtomicI32::new(-1);
 static COMMAND_PID: AtomicI32 = AtomicI32::new(0);
 /// The last request that was the command's, 0 if there was none.
 static COMMANDS: AtomicI32 = AtomicI32::new(0);
+/// When that was, in nanoseconds of the [clock](now).
+static COMMANDS_AT: AtomicU64 = AtomicU64::new(0);
 /// Signals that came before there was a command, and that are passed on to it: bit `n` for signal `n`.
 static EARLY: AtomicU64 = AtomicU64::new(0);
-/// Whether the signal that another thread has handed to the first one came from the terminal.
-static OF_TERMINAL: AtomicBool = AtomicBool::new(false);
+/// Signals that another thread has handed to the first one, and that came from the terminal: bit `n` for
+/// signal `n`.
+static OF_TERMINAL: AtomicU64 = AtomicU64::new(0);
 /// The process that notes requests.
 static NOTING: AtomicI32 = AtomicI32::new(0);
 /// What whoever asks again is told; null if nothing.
@@ -53,15 +62,17 @@ extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
     // SAFETY: `errno` belongs to this thread.
     let before = unsafe { *errno };
     let is_sent = match code {
-        libc::SI_TKILL => !OF_TERMINAL.swap(false, Ordering::SeqCst),
+        libc::SI_TKILL => !take_from(&OF_TERMINAL, signal),
         code => code != libc::SI_KERNEL,
     };
     let command = COMMAND.load(Ordering::SeqCst);
     if is_other_file(command) {
-        OF_TERMINAL.store(!is_sent, Ordering::SeqCst);
+        if !is_sent {
+            put_into(&OF_TERMINAL, signal);
+        }
         to_first_thread(signal);
     } else if is_there(command) {
-        COMMANDS.store(signal, Ordering::SeqCst);
+        note_commands(signal);
         if is_sent {
             send(command, signal);
         }
@@ -69,7 +80,7 @@ extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
         let is_first = FIRST.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         ASKED.store(true, Ordering::SeqCst);
         if command < 0 {
-            EARLY.fetch_or(1 << signal, Ordering::SeqCst);
+            put_into(&EARLY, signal);
             // Another thread may have got the command meanwhile.
             hand_over();
         }
@@ -84,13 +95,27 @@ extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void
 /// What came early goes to the command, if there is one by now.
 fn hand_over() {
     let command = COMMAND.load(Ordering::SeqCst);
-    let early = if command >= 0 { EARLY.swap(0, Ordering::SeqCst) } else { 0 };
-    for signal in WATCHED.into_iter().filter(|signal| early & (1 << signal) != 0) {
+    for signal in WATCHED.into_iter().filter(|signal| command >= 0 && take_from(&EARLY, *signal)) {
         FIRST.store(0, Ordering::SeqCst);
         ASKED.store(false, Ordering::SeqCst);
-        COMMANDS.store(signal, Ordering::SeqCst);
+        note_commands(signal);
         send(command, signal);
     }
+}
+
+/// From now on, `signal` is the last request that was the command's.
+fn note_commands(signal: i32) {
+    COMMANDS_AT.store(now().as_nanos() as u64, Ordering::SeqCst);
+    COMMANDS.store(signal, Ordering::SeqCst);
+}
+
+fn put_into(signals: &AtomicU64, signal: i32) {
+    signals.fetch_or(1 << signal, Ordering::SeqCst);
+}
+
+/// Whether the signal was among them; it is no more.
+fn take_from(signals: &AtomicU64, signal: i32) -> bool {
+    signals.fetch_and(!(1 << signal), Ordering::SeqCst) & (1 << signal) != 0
 }
 
 fn set_command(command: i32) {
@@ -140,6 +165,12 @@ fn answer() {
             libc::write(libc::STDERR_FILENO, answer.as_ptr().cast(), answer.len());
         }
     }
+}
+
+/// Whether a command that was `asked` to end by `signal` has ended by that.
+fn is_end_by(signal: i32, asked: Duration, end: End) -> bool {
+    let is_soon = end.at.saturating_sub(asked) <= GRACE;
+    end.status == 128 + signal || end.status == 0 && signal != libc::SIGHUP && is_soon
 }
 
 /// While it lives, requests to end are noted. Dropping it makes them end this program again.
@@ -203,12 +234,13 @@ impl AskedToEnd {
     }
 
     /// The request that has ended the command: the last one that was the command's, if the command has ended
-    /// and its exit status says so or is 0. (Not with 0 for SIGHUP, which asks many programs for something
-    /// else; any other status is the command's own word.)
+    /// and its exit status says so, or is 0 soon after it. (Not with 0 for SIGHUP, which asks many programs
+    /// for something else; any other status is the command's own word.)
     pub fn ended_command() -> Option<i32> {
         let signal = Some(COMMANDS.load(Ordering::SeqCst)).filter(|signal| *signal != 0)?;
-        let status = status_of_end(COMMAND_PID.load(Ordering::SeqCst))?;
-        (status == 128 + signal || status == 0 && signal != libc::SIGHUP).then_some(signal)
+        let asked = Duration::from_nanos(COMMANDS_AT.load(Ordering::SeqCst));
+        let end = end_of(COMMAND_PID.load(Ordering::SeqCst))?;
+        is_end_by(signal, asked, end).then_some(signal)
     }
 
     /// Does nothing for a while, or until there is a request.
@@ -229,5 +261,32 @@ impl Drop for AskedToEnd {
             // It cannot fail: the same signal's was set before.
             let _ = set_disposition(*signal, libc::SIG_DFL, 0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_terminal_sent_is_told_apart_by_signal() {
+        let of_terminal = AtomicU64::new(0);
+        put_into(&of_terminal, libc::SIGINT);
+        assert!(!take_from(&of_terminal, libc::SIGTERM), "a process has sent that one");
+        assert!(take_from(&of_terminal, libc::SIGINT));
+        assert!(!take_from(&of_terminal, libc::SIGINT), "once");
+    }
+
+    #[test]
+    fn a_command_that_goes_on_after_a_request_has_not_ended_by_it() {
+        let asked = Duration::from_secs(1000);
+        let ended = |signal, status, after| {
+            is_end_by(signal, asked, End { status, at: asked + Duration::from_secs(after) })
+        };
+        assert!(ended(libc::SIGTERM, 0, 1) && ended(libc::SIGINT, 0, 29));
+        assert!(!ended(libc::SIGTERM, 0, 31) && !ended(libc::SIGINT, 0, 3600), "it ended by itself");
+        assert!(ended(libc::SIGTERM, 143, 3600), "its status says so");
+        assert!(!ended(libc::SIGTERM, 130, 1) && !ended(libc::SIGTERM, 1, 1), "its own word");
+        assert!(!ended(libc::SIGHUP, 0, 1), "it has read its settings anew");
     }
 }

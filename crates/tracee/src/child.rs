@@ -4,6 +4,7 @@
 //! threads waits for it first: to the tracing one (`wait_task_zombie` in the kernel; another tracer's wait
 //! leaves the parent its own). Idea: what the tracer learns of an [`OwnChild`] is kept for it.
 
+use crate::clock::now;
 use crate::error::TraceError;
 use crate::waitid::waitid;
 use restitch_procfs::ProcessId;
@@ -14,14 +15,24 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Raw statuses of own children that were waited for in another way than by [`Child`]; nothing before.
-static ENDS: Mutex<BTreeMap<i32, Option<i32>>> = Mutex::new(BTreeMap::new());
+/// Raw statuses of own children that were waited for in another way than by [`Child`], and when; nothing
+/// before.
+static ENDS: Mutex<BTreeMap<i32, Option<(i32, Duration)>>> = Mutex::new(BTreeMap::new());
+
+/// How a child has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct End {
+    /// Its status, as a shell gives it.
+    pub status: i32,
+    /// The [time](now) at which that was seen.
+    pub at: Duration,
+}
 
 /// A thread has waited for `tid` and got this status.
 pub(crate) fn note_end(tid: i32, status: i32) {
     let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(end) = ends.get_mut(&tid) {
-        *end = Some(status);
+        *end = Some((status, now()));
     }
 }
 
@@ -30,17 +41,17 @@ pub(crate) fn expect_end(pid: i32) {
     ENDS.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, None);
 }
 
-/// How child `pid`, whose end is kept, has ended, as a shell gives it; `None` if it has not, or nobody here
-/// was told.
-pub(crate) fn status_of_end(pid: i32) -> Option<i32> {
+/// How child `pid`, whose end is kept, has ended; `None` if it has not, or nobody here was told.
+pub(crate) fn end_of(pid: i32) -> Option<End> {
     let kept = ENDS.lock().unwrap_or_else(PoisonError::into_inner).get(&pid).copied().flatten();
-    kept.map(as_shell).or_else(|| {
+    kept.map(|(status, at)| End { status: as_shell(status), at }).or_else(|| {
         let report = waitid(pid, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG).ok()??;
-        match report.code {
-            libc::CLD_EXITED => Some(report.status),
-            libc::CLD_KILLED | libc::CLD_DUMPED => Some(128 + report.status),
-            _ => None,
-        }
+        let status = match report.code {
+            libc::CLD_EXITED => report.status,
+            libc::CLD_KILLED | libc::CLD_DUMPED => 128 + report.status,
+            _ => return None,
+        };
+        Some(End { status, at: now() })
     })
 }
 
@@ -101,7 +112,7 @@ impl OwnChild {
     fn noted(&self, error: io::Error) -> io::Result<ExitStatus> {
         let ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         let noted = ends.get(&self.pid()).copied().flatten();
-        let noted = noted.filter(|_| error.raw_os_error() == Some(libc::ECHILD));
+        let noted = noted.map(|(status, _)| status).filter(|_| error.raw_os_error() == Some(libc::ECHILD));
         noted.map(ExitStatus::from_raw).ok_or(error)
     }
 }

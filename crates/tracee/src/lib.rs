@@ -30,6 +30,7 @@ mod borrow;
 mod bpf;
 mod breakpoint;
 mod child;
+mod clock;
 mod collapse;
 mod descriptors;
 mod disposition;
