@@ -1,6 +1,6 @@
 //! The processes of a session: one, or with `--tree` all that run its program.
 
-use crate::busy::{BUSY, BUSY_LOOK, when_not_traced};
+use crate::busy::{BUSY, BUSY_LOOK, Patience, when_not_traced};
 use crate::error::SessionError;
 use crate::interrupt::pause;
 use crate::refusal::refuse;
@@ -60,17 +60,6 @@ pub enum GivenBack {
     NothingThere,
     /// It could not be changed.
     Failed(SessionError),
-}
-
-/// Takes the lock of one that is to be given back; another restitch, a keeper perhaps, is waited for until
-/// `end`. Requests to end are not looked at.
-fn locked_until(live: &mut AttachedProcess, end: Instant) -> Result<(), ProcessError> {
-    loop {
-        match live.lock() {
-            Err(ProcessError::Busy { .. }) if Instant::now() < end => std::thread::sleep(BUSY_LOOK),
-            locked => return locked,
-        }
-    }
 }
 
 /// Whether a process that had versions has none any more: it is about to end, or executes something else.
@@ -441,10 +430,11 @@ impl ProcessSet {
     /// If the leader cannot be changed; the others are, as far as that can be.
     pub fn take_back(&mut self, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
         let leader = self.leader.target().pid();
-        let (mut failed, end) = (None, Instant::now() + BUSY);
+        let (mut failed, mut patience) = (None, Patience::default());
         self.with_each(|live| {
             // With the lock the journal is read anew.
-            let result = locked_until(live, end).and_then(|()| match live.journal().is_empty() {
+            let locked = patience.with_lock(|| live.lock());
+            let result = locked.and_then(|()| match live.journal().is_empty() {
                 true => Ok(()),
                 false => live.revert().map(drop),
             });
@@ -465,16 +455,16 @@ impl ProcessSet {
     /// `wanted`, which is asked when nobody else can change them any more, there is nothing to give back.
     pub fn give_back(&mut self, wanted: &dyn Fn(&AttachedProcess) -> bool) -> Vec<(i32, GivenBack)> {
         let leader = self.leader.target().pid();
-        let (mut told, end) = (Vec::new(), Instant::now() + BUSY);
+        let (mut told, mut patience) = (Vec::new(), Patience::default());
         // An error: no process can be looked at any more, and none is added.
         let _ = self.with_each(|live| {
             let pid = live.target().pid();
             // With the lock the journal is read anew.
-            let result =
-                locked_until(live, end).and_then(|()| match live.journal().is_empty() || !wanted(live) {
-                    true => Ok(None),
-                    false => live.revert().map(Some),
-                });
+            let locked = patience.with_lock(|| live.lock());
+            let result = locked.and_then(|()| match live.journal().is_empty() || !wanted(live) {
+                true => Ok(None),
+                false => live.revert().map(Some),
+            });
             match result {
                 Ok(None) => told.push((pid, GivenBack::NothingThere)),
                 Ok(Some(report)) => told.push((pid, GivenBack::Done(report))),

@@ -9,7 +9,7 @@
 use crate::status::{ProcessStatus, Reverted, revert_where, status_when};
 use restitch_apply_process::{AttachedProcess, ProcessError, StateDir, VersionKind};
 use restitch_processes::SessionError;
-use restitch_processes::busy::{BUSY, BUSY_LOOK};
+use restitch_processes::busy::Patience;
 use restitch_processes::process_set::GivenBack;
 use restitch_procfs as procfs;
 use std::time::{Duration, Instant};
@@ -48,25 +48,17 @@ pub fn unfinished() -> Result<Vec<Unfinished>, SessionError> {
 /// Gives those of the processes their original code back on which nobody is at work, and in which there is
 /// something unfinished by then; what became of each. Somebody who only looks at a process has its lock for a
 /// moment, which is waited for. Whoever is at work for long has a keeper, too.
-pub fn give_back(mut found: Vec<Unfinished>) -> Vec<(i32, GivenBack)> {
-    let end = Instant::now() + BUSY;
-    let mut told = Vec::new();
-    loop {
-        found.retain(|process| {
-            // Those that were forked off another one have gone along with it.
-            let is_done = told.iter().any(|(pid, _)| *pid == process.pid());
-            let is_busy = !is_done && process.0.target().process.is_alive() && !process.0.is_idle();
-            if !is_done && !is_busy {
-                told.extend(given_back(process.pid()));
-            }
-            is_busy
-        });
-        if found.is_empty() || Instant::now() > end {
-            told.retain(|(_, what)| !matches!(what, GivenBack::NothingThere));
-            return told;
+pub fn give_back(found: Vec<Unfinished>) -> Vec<(i32, GivenBack)> {
+    let is_busy = |process: &Unfinished| process.0.target().process.is_alive() && !process.0.is_idle();
+    let mut told: Vec<(i32, GivenBack)> = Vec::new();
+    Patience::default().each(found, is_busy, |process| {
+        // Those that were forked off another one have gone along with it.
+        if !told.iter().any(|(pid, _)| *pid == process.pid()) {
+            told.extend(given_back(process.pid()));
         }
-        std::thread::sleep(BUSY_LOOK);
-    }
+    });
+    told.retain(|(_, what)| !matches!(what, GivenBack::NothingThere));
+    told
 }
 
 /// What became of a process, and of those that it has forked off, on which nobody was at work a moment ago.
