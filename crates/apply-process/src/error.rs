@@ -2,6 +2,10 @@
 
 use restitch_address::Avma;
 use restitch_apply::Why;
+use restitch_procfs::ProcError;
+use restitch_tracee::TraceError;
+use std::error::Error;
+use std::iter::successors;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,10 +14,10 @@ use std::time::Duration;
 pub enum ProcessError {
     /// Reading `/proc` failed.
     #[error(transparent)]
-    Proc(#[from] restitch_procfs::ProcError),
+    Proc(#[from] ProcError),
     /// Tracing failed.
     #[error(transparent)]
-    Trace(#[from] restitch_tracee::TraceError),
+    Trace(#[from] TraceError),
     /// The program's main image was not found among the mappings.
     #[error("process {pid}: its program image was not found in its memory map; is it a 64-bit x86 program?")]
     NoProgram {
@@ -217,6 +221,28 @@ pub enum ProcessError {
         /// Where journals are.
         dir: PathBuf,
     },
+}
+
+impl ProcessError {
+    /// Whether it comes of no more than that the process has ended, whatever could not be done then.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::Proc(error) => error.is_gone(),
+            Self::Trace(error) => error.is_gone(),
+            other => other.source().is_some_and(tells_of_end),
+        }
+    }
+}
+
+/// Whether an error, or one that it comes of, says that the process has ended.
+pub(crate) fn tells_of_end(error: &(dyn Error + 'static)) -> bool {
+    let mut all = successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source());
+    all.any(|error| {
+        let process = error.downcast_ref::<ProcessError>().map(ProcessError::is_gone);
+        let trace = || error.downcast_ref::<TraceError>().map(TraceError::is_gone);
+        let proc = || error.downcast_ref::<ProcError>().map(ProcError::is_gone);
+        process.or_else(trace).or_else(proc).unwrap_or(false)
+    })
 }
 
 /// The next step after a failure in the state directory.

@@ -434,3 +434,65 @@ fn what_changes_a_process_ends_as_asked_at_any_moment() {
     }
     target.stop();
 }
+
+/// The process that is worked on is killed at one of some moments: it has ended, whatever could not be done
+/// then. (One that was about to have ended in any case may be done with, or found to have worked too little.)
+#[test]
+fn a_process_that_is_killed_at_any_moment_has_ended() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    if !has_tools() {
+        return;
+    }
+    let restitch = Restitch::new();
+    let ways: [&[&str]; 3] = [
+        &["attach", "PID", "--duration", "1", "--measure", "0"],
+        &["record", "-p", "PID", "-o", "/dev/null", "--duration", "1"],
+        &["record", "-p", "PID", "--source", "ip", "-o", "/dev/null", "--duration", "1"],
+    ];
+    for way in ways {
+        let one = |stop: Option<&Moment>| {
+            let (folder, mut target) = (scratch(), Target::start(&program));
+            let pid = target.pid();
+            let number = pid.to_string();
+            let arguments: Vec<&str> =
+                way.iter().map(|word| if *word == "PID" { number.as_str() } else { word }).collect();
+            let when = format!("killed at {stop:?} of {}", way.join(" "));
+            let mut session = Session::start(&restitch, &arguments, ALL[0], folder.path(), stop);
+            let is_reached = session.await_stop(&|| false);
+            if is_reached {
+                signal("KILL", pid);
+                wait_until(PATIENCE, || has_ended(pid).then_some(())).expect("it is killed");
+                session.pid().into_iter().for_each(|pid| signal("CONT", pid));
+            }
+            let (status, said) = session.end(&when);
+            let expected: &[i32] =
+                if is_reached { &[code::VANISHED, code::DONE, code::NOTHING_TO_DO] } else { &[code::DONE] };
+            assert!(status.code().is_some_and(|code| expected.contains(&code)), "{when}: {status}: {said}");
+            if !is_reached {
+                target.stop();
+            }
+            drop(target);
+            restitch.run(&["status"]).expect(code::DONE);
+            assert!(restitch.journals().is_empty(), "{when}: {:?}", restitch.journals());
+            let log = folder.path().join("log");
+            let moments = if stop.is_none() { moments(&log) } else { Vec::new() };
+            (is_reached, status.code() == Some(code::VANISHED), moments)
+        };
+        let (_, _, moments) = one(None);
+        let all = some(&moments);
+        let (mut reached, mut ended) = (0, 0);
+        for moment in &all {
+            let (is_reached, has_ended, _) = one(Some(moment));
+            reached += usize::from(is_reached);
+            ended += usize::from(has_ended);
+        }
+        assert!(reached > all.len() / 3 && ended > all.len() / 6, "{reached}, {ended} of {}", all.len());
+    }
+}
+
+/// Whether all of a process has ended, collected or not.
+fn has_ended(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let ended = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']));
+    tasks.map(|task| std::fs::read_to_string(task.path().join("stat"))).all(|stat| stat.map_or(true, ended))
+}

@@ -42,7 +42,7 @@ pub enum PerfError {
         needed: usize,
     },
     /// An operation on an open event failed.
-    #[error("{operation} of a performance event failed: {source}")]
+    #[error("{operation} of a performance event failed: {source}{}", next_step(source))]
     Io {
         /// What was done.
         operation: &'static str,
@@ -52,6 +52,30 @@ pub enum PerfError {
     /// `/proc` could not be read.
     #[error(transparent)]
     Proc(#[from] restitch_procfs::ProcError),
+}
+
+impl PerfError {
+    /// Whether it says no more than that all that was to be measured has ended.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::NoProcess { .. } => true,
+            Self::Proc(error) => error.is_gone(),
+            _ => false,
+        }
+    }
+}
+
+/// What helps where the kernel refuses something to an event that is open.
+fn next_step(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        // What all events of a user may map (perf_mmap in the kernel's kernel/events/core.c).
+        Some(libc::EPERM) => {
+            "; the memory for records is limited: raise kernel.perf_event_mlock_kb (sysctl) or the limit of locked memory (`ulimit -l`)"
+        }
+        Some(libc::EMFILE) => "; raise the limit of open files (`ulimit -n`)",
+        Some(libc::ENOMEM) => "; free memory and try again",
+        _ => "",
+    }
 }
 
 fn remedy_text(remedy: &Option<String>) -> String {
@@ -187,6 +211,17 @@ mod tests {
         assert!(text(libc::EPERM, Some(4), 1000).contains("sudo sysctl kernel.perf_event_paranoid=2"));
         assert!(text(libc::EPERM, Some(2), 0).contains("--cap-add PERFMON"));
         assert!(text(libc::EACCES, None, 1000).contains("does not exist"));
+    }
+
+    #[test]
+    fn what_limits_an_open_event_is_named() {
+        let text = |errno| {
+            let source = io::Error::from_raw_os_error(errno);
+            PerfError::Io { operation: "mapping the ring", source }.to_string()
+        };
+        assert!(text(libc::EPERM).starts_with("mapping the ring of a performance event failed: "));
+        assert!(text(libc::EPERM).contains("kernel.perf_event_mlock_kb"), "{}", text(libc::EPERM));
+        assert!(text(libc::EMFILE).contains("`ulimit -n`"));
     }
 
     #[test]

@@ -17,6 +17,17 @@ pub enum SessionError {
     /// Sampling failed.
     #[error(transparent)]
     Perf(#[from] restitch_perf::PerfError),
+    /// What was to be recorded by samples alone cannot be sampled.
+    #[error(
+        "sampling {object}: {error}; other sources of profiles need no samples (--source trace or count)"
+    )]
+    Unsampled {
+        /// What was to be sampled.
+        object: String,
+        /// Why it cannot be.
+        #[source]
+        error: restitch_perf::PerfError,
+    },
     /// A process could not be read.
     #[error(transparent)]
     Proc(#[from] restitch_procfs::ProcError),
@@ -142,16 +153,40 @@ impl SessionError {
         Self::Pipeline(PipelineError::NothingToDo(why.into()))
     }
 
+    /// That `object` cannot be sampled for a profile that is made of samples alone.
+    pub fn unsampled(object: impl Into<String>, error: Self) -> Self {
+        match error {
+            Self::Perf(error) if !error.is_gone() => Self::Unsampled { object: object.into(), error },
+            other => other,
+        }
+    }
+
+    /// Whether it comes of no more than that the process has ended, whatever could not be done then: the one
+    /// place where that is judged.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::Ended { .. } => true,
+            Self::Process(error) => error.is_gone(),
+            Self::Perf(error) | Self::Unsampled { error, .. } => error.is_gone(),
+            Self::Proc(error) => error.is_gone(),
+            Self::Trace(error) => error.is_gone(),
+            Self::BranchTrace(error) => error.is_gone(),
+            Self::NotGivenBack { error, .. } | Self::Unwritten { error, .. } => error.is_gone(),
+            _ => false,
+        }
+    }
+
     /// The exit code for it.
     pub fn exit_code(&self) -> ExitCode {
         match self {
+            gone if gone.is_gone() => ExitCode::Vanished,
             Self::Pipeline(error) => error.exit_code(),
             Self::Process(error) => of_process(error),
             Self::Proc(error) => of_proc(error),
             Self::Trace(error) => of_trace(error),
-            Self::Perf(restitch_perf::PerfError::Denied { .. }) => ExitCode::NotPermitted,
-            Self::Perf(restitch_perf::PerfError::NoProcess { .. }) | Self::Ended { .. } => ExitCode::Vanished,
-            Self::Perf(_) | Self::Command { .. } => ExitCode::Failure,
+            Self::Perf(error) | Self::Unsampled { error, .. } => of_perf(error),
+            Self::Ended { .. } => ExitCode::Vanished,
+            Self::Command { .. } => ExitCode::Failure,
             Self::NotStarted(error) => ExitCode::of_start(&error.source),
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
@@ -165,16 +200,21 @@ impl SessionError {
     }
 }
 
+fn of_perf(error: &restitch_perf::PerfError) -> ExitCode {
+    match error {
+        restitch_perf::PerfError::Denied { .. } => ExitCode::NotPermitted,
+        _ => ExitCode::Failure,
+    }
+}
+
 fn of_branch_trace(error: &restitch_trace::BranchTraceError) -> ExitCode {
-    use restitch_perf::PerfError;
     use restitch_trace::BranchTraceError as B;
     match error {
         B::Trace(error) => of_trace(error),
         B::Proc(error) => of_proc(error),
-        B::Perf(PerfError::Denied { .. }) => ExitCode::NotPermitted,
-        B::Perf(PerfError::NoProcess { .. }) => ExitCode::Vanished,
+        B::Perf(error) => of_perf(error),
         B::NoSignal { .. } => ExitCode::Refused,
-        B::Perf(_) | B::Thread { .. } | B::Window { .. } | B::NoFiles { .. } => ExitCode::Failure,
+        B::Thread { .. } | B::Window { .. } | B::NoFiles { .. } => ExitCode::Failure,
     }
 }
 
@@ -214,10 +254,54 @@ fn of_proc(error: &restitch_procfs::ProcError) -> ExitCode {
 fn of_trace(error: &restitch_tracee::TraceError) -> ExitCode {
     use restitch_tracee::TraceError as T;
     match error {
-        e if e.is_gone() => ExitCode::Vanished,
         T::Permission { .. } => ExitCode::NotPermitted,
         T::Proc(e) => of_proc(e),
         T::Launch { source, .. } => ExitCode::of_start(source),
+        T::NoFiles { .. } => ExitCode::Failure,
         _ => ExitCode::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_perf::PerfError;
+
+    #[test]
+    fn what_cannot_be_sampled_says_what_it_was_and_what_to_use() {
+        let denied = PerfError::Denied { object: "cycles".into(), reason: "no".into(), remedy: None };
+        let error = SessionError::unsampled("process 7", denied.into());
+        assert!(error.to_string().starts_with("sampling process 7: not allowed to measure cycles: no; "));
+        assert!(error.to_string().contains("--source trace"), "{error}");
+        assert_eq!(error.exit_code(), ExitCode::NotPermitted);
+        assert!(std::error::Error::source(&error).is_some_and(|source| source.is::<PerfError>()));
+        let gone = SessionError::unsampled("process 7", PerfError::NoProcess { pids: vec![7] }.into());
+        assert_eq!(gone.exit_code(), ExitCode::Vanished);
+    }
+
+    #[test]
+    fn the_end_of_a_process_has_one_code_whatever_it_kept_from_being_done() {
+        let gone = || restitch_tracee::TraceError::Vanished { tid: 7, operation: "a test" };
+        let unread = |source: std::io::Error| restitch_tracee::TraceError::Memory {
+            operation: "read",
+            pid: 7,
+            at: restitch_address::Avma::new(0x1000),
+            len: 8,
+            source,
+        };
+        let no_hook = ProcessError::NoUnwindHook { pid: 7, why: Box::new(gone()) };
+        let ended = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+        let all: [SessionError; 5] = [
+            gone().into(),
+            no_hook.into(),
+            unread(ended).into(),
+            restitch_procfs::ProcError::Reused { pid: 7 }.into(),
+            restitch_trace::BranchTraceError::from(gone()).into(),
+        ];
+        for error in all {
+            assert_eq!(error.exit_code(), ExitCode::Vanished, "{error}");
+        }
+        let fault = std::io::Error::from_raw_os_error(libc::EIO);
+        assert_eq!(SessionError::from(unread(fault)).exit_code(), ExitCode::Refused);
     }
 }

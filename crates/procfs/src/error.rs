@@ -65,6 +65,11 @@ pub enum ProcError {
 }
 
 impl ProcError {
+    /// Whether it says no more than that the process, or a thread of it, has ended.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Gone { .. } | Self::Reused { .. })
+    }
+
     /// The error for a failed access to `path` of process `pid`.
     pub(crate) fn from_io(pid: i32, path: &Path, source: std::io::Error) -> Self {
         let path = path.to_path_buf();

@@ -16,6 +16,7 @@ use crate::branch_records::BranchRecords;
 use crate::trace_record::TraceRecordOptions;
 use crate::trace_record::TraceSubject;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
+use restitch_apply::explained;
 use restitch_apply_process::VersionMaps;
 use restitch_perf::{Record, Sample, SampleEvent, max_sample_rate, sample_cost};
 use restitch_pipeline::Watcher;
@@ -104,7 +105,8 @@ pub fn record_sampled(
     watcher: &mut dyn Watcher,
 ) -> Result<Sampled, SessionError> {
     restitch_pipeline::disk::check_writable(&options.output.path)?;
-    let mut rate = Rate::within(options.how.overhead, source)?;
+    let of_itself = |error| SessionError::unsampled("restitch itself, to know what a sample costs", error);
+    let mut rate = Rate::within(options.how.overhead, source).map_err(of_itself)?;
     if let Some(period) = options.how.period {
         rate = rate.each(period.time()?);
     }
@@ -134,7 +136,8 @@ fn of_set(
     let set = ProcessSet::open_to_look(family.leader, tree)?;
     family.warnings().iter().chain(&set.left_out()).for_each(|told| watcher.note(told));
     watcher.phase("sampling", Some(duration.as_secs_f64()));
-    let mut sampler = Sampler::of(&set, rate.per_second, rate.stacks)?;
+    let of_process = |error| SessionError::unsampled(format!("process {}", family.leader), error);
+    let mut sampler = Sampler::of(&set, rate.per_second, rate.stacks).map_err(of_process)?;
     let mut taking = take(&sampler);
     set.pids().into_iter().for_each(|pid| taking.open(pid));
     let mut maps = VersionMaps::default();
@@ -146,7 +149,7 @@ fn of_set(
             break;
         }
     }
-    sampler.end()?;
+    sampler.end().map_err(of_process)?;
     taking.take_all(sampler.drain(), Some((&set, &mut maps)));
     if taking.records.modules() == 0 && AskedToEnd::signal().is_none() {
         set.verify_leader()?;
@@ -165,8 +168,11 @@ fn of_command(
     watcher: &mut dyn Watcher,
 ) -> Result<(Taking, i32), SessionError> {
     watcher.phase("sampling", None);
+    let name = command.get_program().to_string_lossy().into_owned();
     let (process, opened) = launch_holding(command, |process| {
-        let sampler = Sampler::of_threads(&[process.pid], rate.per_second, rate.stacks)?;
+        let of_command = |error| SessionError::unsampled(&name, error);
+        let sampler =
+            Sampler::of_threads(&[process.pid], rate.per_second, rate.stacks).map_err(of_command)?;
         let mut taking = take(&sampler);
         taking.open(process.pid);
         Ok::<_, SessionError>((sampler, taking))
@@ -183,8 +189,12 @@ fn of_command(
         sampler.wait(STEP);
         taking.take_all(sampler.drain(), None);
     }
-    let status = exit_status(None, process)?;
-    sampler.end()?;
+    let unknown = |error: SessionError| SessionError::Command {
+        command: name.clone(),
+        why: explained(format!("waiting for its end: {error}; no profile is written"), error),
+    };
+    let status = exit_status(None, process).map_err(unknown)?;
+    sampler.end().map_err(|error| SessionError::unsampled(&name, error))?;
     taking.take_all(sampler.drain(), None);
     Ok((taking, status))
 }

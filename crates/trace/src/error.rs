@@ -54,11 +54,11 @@ pub enum BranchTraceError {
 
 impl BranchTraceError {
     /// Whether the process or thread is gone.
-    pub(crate) fn is_gone(&self) -> bool {
+    pub fn is_gone(&self) -> bool {
         match self {
             Self::Trace(error) => error.is_gone(),
-            Self::Proc(error) => matches!(error, ProcError::Gone { .. } | ProcError::Reused { .. }),
-            Self::Perf(error) => matches!(error, PerfError::NoProcess { .. }),
+            Self::Proc(error) => error.is_gone(),
+            Self::Perf(error) => error.is_gone(),
             _ => false,
         }
     }

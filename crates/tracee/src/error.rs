@@ -192,6 +192,16 @@ pub enum TraceError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// There are too few descriptors.
+    #[error(
+        "opening the memory of process {pid}: {source} (RLIMIT_NOFILE; each process takes some); raise the limit (`ulimit -n`), or trace fewer processes"
+    )]
+    NoFiles {
+        /// The process.
+        pid: i32,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
     /// A remote system call failed in the target.
     #[error("{call} in process {pid} failed: {source}{}", next_step(call, source))]
     RemoteCall {
@@ -247,8 +257,22 @@ impl TraceError {
 
     /// Whether the target has ended: nothing remains to be undone.
     pub fn is_gone(&self) -> bool {
-        matches!(self, Self::Vanished { .. } | Self::Zombie { .. } | Self::Proc(ProcError::Gone { .. }))
+        match self {
+            Self::Vanished { .. } | Self::Zombie { .. } => true,
+            Self::Memory { source, .. } => is_of_lost_memory(source),
+            Self::Ptrace { source, .. } => source.raw_os_error() == Some(libc::ESRCH),
+            Self::Proc(error) => error.is_gone(),
+            _ => false,
+        }
     }
+}
+
+/// Whether memory could not be read or written because there is none any more: its file ends at once then
+/// (`mem_rw` in the kernel's fs/proc/base.c), which it does nowhere else, and the calls that need none say
+/// that there is no process.
+fn is_of_lost_memory(source: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{UnexpectedEof, WriteZero};
+    matches!(source.kind(), UnexpectedEof | WriteZero) || source.raw_os_error() == Some(libc::ESRCH)
 }
 
 /// What can be done about a system call that failed in a target: the limits are the target's.

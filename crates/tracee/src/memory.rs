@@ -43,6 +43,7 @@ impl Memory {
                 pid,
                 advice: "its memory cannot be opened; run as the same user or as root".to_owned(),
             },
+            Some(libc::EMFILE | libc::ENFILE) => TraceError::NoFiles { pid, source },
             _ => TraceError::Memory { operation: "open", pid, at: Avma::default(), len: 0, source },
         })?;
         Ok(Self { pid, holder, file, writable })

@@ -26,7 +26,7 @@ mod page;
 mod sites;
 
 use crate::entry_patch::LEN;
-use crate::error::ProcessError;
+use crate::error::{ProcessError, tells_of_end};
 use crate::hook::data::{DATA_LEN, Named, R_NEXT};
 use crate::hook::detours::detoured;
 use crate::hook::page::{FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, Trampolines};
@@ -41,7 +41,7 @@ use crate::target::Target;
 use crate::threads::{ThreadView, stands_in, words};
 use restitch_address::{Avma, AvmaRange};
 use restitch_apply::{Why, explained};
-use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers};
+use restitch_tracee::{Backing, Batch, Memory, Placement, Protection, Registers, TraceError};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -59,6 +59,8 @@ pub(crate) fn plan(
     let memory = Memory::open_read_only(target.pid())?;
     let sites = Sites::find(target, |at| memory.read_u64(at).ok());
     if sites.find.is_none() && sites.iterate.is_none() {
+        // In one that has ended meanwhile nothing is found.
+        memory.read_u64(target.modules[target.program].range.start)?;
         return refuse(
             "neither _dl_find_object nor dl_iterate_phdr was found in it (a static program without symbols?)"
                 .into(),
@@ -68,6 +70,9 @@ pub(crate) fn plan(
     let page = reserve(near, CODE_LEN + DATA_LEN)?;
     match planned(target, &memory, &sites, page) {
         Ok(hook) => Ok(Some(hook)),
+        Err(why) if tells_of_end(&*why) => {
+            Err(TraceError::Vanished { tid: target.pid(), operation: "planning the unwinder's hook" }.into())
+        }
         Err(why) => refuse(why),
     }
 }
@@ -100,7 +105,8 @@ fn planned(target: &Target, memory: &Memory, sites: &Sites, page: Avma) -> Resul
     for d in &detoured {
         hook.detours.push(d.journal(target, page)?);
         let at = Avma::new(hook.detours[hook.detours.len() - 1].at);
-        if memory.read_vec(at, LEN).ok().as_deref() != Some(d.displaced.original.bytes()) {
+        let unread = |e| explained(format!("the unwinders' lookup function cannot be read ({e})"), e);
+        if memory.read_vec(at, LEN).map_err(unread)? != d.displaced.original.bytes() {
             return Err(format!("something else has patched the unwinders' lookup function at {at}").into());
         }
     }
@@ -296,4 +302,61 @@ pub(crate) fn in_use(
 /// pointer.
 pub(crate) fn own_words(hook: &JournalHook) -> [AvmaRange; 2] {
     [AvmaRange::new(hook.data(), DATA_LEN), AvmaRange::new(Avma::new(hook.debugger) + R_NEXT, 8)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    /// A process that waits for its input, and what is known of it.
+    fn waiting() -> (Child, Target) {
+        let mut command = Command::new("cat");
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
+        let pid = child.id() as i32;
+        // From its program's start on, with the C library mapped.
+        let has_library = |target: &Target| {
+            let path = |module: &crate::target::Module| module.path.to_string_lossy().contains("libc.so");
+            target.modules.iter().any(path)
+        };
+        loop {
+            match Target::open(pid) {
+                Ok(target) if has_library(&target) => return (child, target),
+                _ => std::thread::yield_now(),
+            }
+        }
+    }
+
+    fn end(child: &mut Child) {
+        child.kill().expect("it is ours");
+        child.wait().expect("it ends");
+    }
+
+    #[test]
+    fn a_process_that_ends_while_its_hook_is_planned_is_not_refused() {
+        for can_unwind in [true, false] {
+            // Before the places are looked for, and behind that.
+            for ends_first in [true, false] {
+                let (mut child, target) = waiting();
+                if ends_first {
+                    end(&mut child);
+                }
+                let planned = plan(&target, can_unwind, |near, _| {
+                    end(&mut child);
+                    Ok(target.modules[near].range.end.align_down(restitch_address::PAGE) + (1 << 20))
+                });
+                let error = planned.expect_err("there is no process");
+                assert!(error.is_gone(), "{can_unwind}, {ends_first}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_error_comes_of_may_tell_of_the_end() {
+        let gone = || TraceError::Vanished { tid: 1, operation: "a test" };
+        let refused = |why: Why| ProcessError::NoUnwindHook { pid: 1, why };
+        assert!(refused(explained("in other words".into(), gone())).is_gone());
+        assert!(refused(Box::new(ProcessError::from(gone()))).is_gone());
+        assert!(!refused("something else has patched it".into()).is_gone());
+    }
 }
