@@ -115,9 +115,31 @@ impl Missed {
     /// Takes in what came of opening a thread's events.
     pub(crate) fn note(&mut self, opened: Result<(), BranchTraceError>) {
         if let Err(error) = opened {
-            self.threads += 1;
-            self.why.get_or_insert_with(|| error.to_string());
+            self.note_some(1, &error);
         }
+    }
+
+    /// Takes in so many threads.
+    pub(crate) fn note_some(&mut self, threads: usize, why: &dyn std::fmt::Display) {
+        self.threads += threads;
+        self.why.get_or_insert_with(|| why.to_string());
+    }
+
+    /// Takes in what came of opening the events of the threads that are there when tracing begins: some
+    /// without are no reason to give up the others.
+    ///
+    /// # Errors
+    /// If none has events.
+    pub(crate) fn note_first(
+        &mut self,
+        opened: Vec<Result<(), BranchTraceError>>,
+        with_events: usize,
+    ) -> Result<(), BranchTraceError> {
+        if with_events == 0 {
+            return opened.into_iter().collect();
+        }
+        opened.into_iter().for_each(|opened| self.note(opened));
+        Ok(())
     }
 
     /// Adds those of another session.
@@ -165,6 +187,18 @@ pub(crate) fn share_of(part: Duration, all: Duration) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_without_events_are_told_as_long_as_one_has_some() {
+        let no_files = |tid| BranchTraceError::NoFiles { tid, source: std::io::Error::from_raw_os_error(24) };
+        let opened = || vec![Ok(()), Err(no_files(2)), Err(no_files(3))];
+        let mut missed = Missed::default();
+        missed.note_first(opened(), 1).expect("one is recorded");
+        assert_eq!(missed.threads, 2);
+        assert!(missed.told().is_some_and(|told| told.starts_with("2 threads") && told.contains("thread 2")));
+        assert!(Missed::default().note_first(opened(), 0).is_err());
+        assert!(Missed::default().note_first(vec![Ok(())], 0).is_ok(), "it has ended");
+    }
 
     #[test]
     fn a_share_of_an_unknown_time_is_unknown() {

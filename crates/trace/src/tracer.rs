@@ -13,7 +13,9 @@ use crate::thread::{Chase, Phase, Thread, state_of};
 use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
 use restitch_procfs as procfs;
-use restitch_tracee::{Children, FollowEvent, Followed, Registers, Stopped, TraceEvents, own_descriptors};
+use restitch_tracee::{
+    Children, FollowEvent, Followed, Registers, Stopped, TraceEvents, Unfollowed, own_descriptors,
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -178,9 +180,8 @@ impl<'a> Tracer<'a> {
         };
         tracer.report.processes = 1;
         let tids: Vec<i32> = tracer.followed.threads().collect();
-        for tid in tids {
-            tracer.add_thread(pid, tid)?;
-        }
+        let opened = tids.into_iter().map(|tid| tracer.add_thread(pid, tid)).collect();
+        tracer.report.missed.note_first(opened, tracer.threads.len())?;
         Ok(tracer)
     }
 
@@ -231,8 +232,8 @@ impl<'a> Tracer<'a> {
     fn run_to_the_end(mut self, stop: &AtomicBool) -> Result<TraceReport, BranchTraceError> {
         let result = self.run(stop);
         self.finish_all();
-        if let Some(error) = self.followed.take_unfollowed() {
-            self.missed_unless_gone(error.into());
+        if let Some(Unfollowed { number, why }) = self.followed.take_unfollowed() {
+            self.report.missed.note_some(number, &why);
         }
         result.map(|()| self.report)
     }
@@ -319,13 +320,17 @@ impl<'a> Tracer<'a> {
 
     /// Another program: nothing that was known of the old one is true.
     fn executed(&mut self, pid: i32) -> Result<(), BranchTraceError> {
+        let was_recorded = self.cpu.contains_key(&pid);
         self.drop_process(pid);
         self.post();
         self.sink.executed(pid);
-        // Its thread was counted when it began.
-        let threads = self.report.threads;
+        // Its thread was counted when it began, as one that is recorded or as one that is not.
+        let (threads, missed) = (self.report.threads, self.report.missed.threads);
         self.add_process(pid, Vec::new());
         self.report.threads = threads;
+        if !was_recorded {
+            self.report.missed.threads = missed;
+        }
         Ok(self.followed.resume(pid)?)
     }
 

@@ -121,14 +121,23 @@ pub struct Followed {
     known: Option<(i32, Registers)>,
     /// Where signals are not delivered before the caller has seen it.
     catching: Vec<AvmaRange>,
-    /// Why a new thread or process is not followed, if there is one.
-    unfollowed: Option<TraceError>,
+    /// Threads and processes that are not followed, if there are some.
+    unfollowed: Option<Unfollowed>,
     /// Until when nobody sleeps.
     awake: Option<Instant>,
     timer: WakeTimer,
     /// Held threads wait until this one has a processor.
     _urgent: Urgent,
     not_send: PhantomData<*const ()>,
+}
+
+/// Threads and processes that could not be followed, and have not just ended.
+#[derive(Debug)]
+pub struct Unfollowed {
+    /// How many, each process as one.
+    pub number: usize,
+    /// Why the first one is not.
+    pub why: TraceError,
 }
 
 /// A report of the kernel's that needs no answer from the caller is handled inside.
@@ -270,14 +279,14 @@ impl Followed {
         self.pid
     }
 
-    fn note_unfollowed(&mut self, error: TraceError) {
-        if !error.is_gone() {
-            self.unfollowed.get_or_insert(error);
+    fn note_unfollowed(&mut self, why: TraceError) {
+        if !why.is_gone() {
+            self.unfollowed.get_or_insert(Unfollowed { number: 0, why }).number += 1;
         }
     }
 
-    /// Why a new thread or process was not followed, if there was one that has not just ended.
-    pub fn take_unfollowed(&mut self) -> Option<TraceError> {
+    /// The new threads and processes that were not followed, if there were some that have not just ended.
+    pub fn take_unfollowed(&mut self) -> Option<Unfollowed> {
         self.unfollowed.take()
     }
 
@@ -374,10 +383,21 @@ impl Followed {
         let threads = &self.threads;
         self.held.retain(|tid| threads.contains_key(tid));
         self.stepping.retain(|tid| threads.contains_key(tid));
-        self.threads.insert(pid, pid);
-        self.held.insert(pid);
-        self.processes.insert(pid, Memory::open_read_only(pid)?);
-        Ok(Handled::Event(FollowEvent::Executed { tid: pid }))
+        // The old program's memory is of no use any more, and its descriptor is.
+        self.processes.remove(&pid);
+        match Memory::open_read_only(pid) {
+            Ok(memory) => {
+                self.processes.insert(pid, memory);
+                self.threads.insert(pid, pid);
+                self.held.insert(pid);
+                Ok(Handled::Event(FollowEvent::Executed { tid: pid }))
+            }
+            Err(error) => {
+                self.note_unfollowed(error);
+                self.quietly(sys::detach(pid, 0))?;
+                Ok(Handled::Event(FollowEvent::Ended { tid: pid }))
+            }
+        }
     }
 
     /// A tracee that is not there any more needs no answer.

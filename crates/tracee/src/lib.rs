@@ -67,7 +67,7 @@ pub use child::{OwnChild, wait_for_child};
 pub use collapse::collapse_pages;
 pub use descriptors::{close_on_exec, own_descriptors};
 pub use error::TraceError;
-pub use follow::{Children, FollowEvent, Followed};
+pub use follow::{Children, FollowEvent, Followed, Unfollowed};
 pub use foreground::Foreground;
 pub use launch::{LaunchOptions, TraceEvent, TraceEvents};
 pub use memory::Memory;

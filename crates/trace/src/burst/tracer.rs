@@ -178,9 +178,8 @@ impl<'a> Tracer<'a> {
             left: false,
         };
         let tids: Vec<i32> = tracer.followed.threads().collect();
-        for tid in tids {
-            tracer.add_thread(tid)?;
-        }
+        let opened = tids.into_iter().map(|tid| tracer.add_thread(tid)).collect();
+        tracer.report.missed.note_first(opened, tracer.threads.len())?;
         Ok(tracer)
     }
 
