@@ -454,14 +454,10 @@ impl Session<'_> {
 
     /// The result of all.
     fn finish(mut self, end: End, told: &mut dyn FnMut(&RunResult)) -> Result<RunResult, SessionError> {
-        let looked = ProcessSet::open_to_look(self.leader, false).map(|set| in_force(&set));
-        let is_in_force = looked.as_ref().is_ok_and(|versions| !versions.is_empty());
-        let stays = if end == End::Asked && is_in_force { "; the layout stays" } else { "" };
-        let summary = self.summary(Some(format!("{}{stays}", end.why())));
-        let Some(mut result) = self.result.take() else { return Err(self.without_result(end, is_in_force)) };
-        let is_lost = looked.is_ok_and(|versions| versions.is_empty())
-            && has_memory(self.leader)
-            && result.outcome == Outcome::InForce;
+        let left = Left::of(self.leader);
+        let summary = self.summary(Some(ended(end, self.leader, &left)));
+        let Some(mut result) = self.result.take() else { return Err(self.without_result(end, &left)) };
+        let is_lost = matches!(left, Left::Original) && result.outcome == Outcome::InForce;
         if end == End::Changed || end != End::Program && is_lost {
             result.outcome = Outcome::Reverted;
             result.exit_code = ExitCode::TakenBack.number();
@@ -475,16 +471,12 @@ impl Session<'_> {
     }
 
     /// Why there is no result. A layout may be in force all the same: one that was there before.
-    fn without_result(&self, end: End, is_in_force: bool) -> SessionError {
+    fn without_result(&self, end: End, left: &Left) -> SessionError {
         let pid = self.leader;
         let why = self.rounds.last().and_then(|round| round.error.clone()).unwrap_or_default();
         match (end, heed()) {
             (End::Asked, Err(SessionError::Interrupted { signal, .. })) => {
-                let has = match is_in_force {
-                    true => format!("the layout that is in force in process {pid} stays"),
-                    false => format!("process {pid} has its original code"),
-                };
-                let then = format!("{has}, and nothing was optimized before: {why}");
+                let then = format!("{}, and nothing was optimized before: {why}", left.told(pid));
                 SessionError::Interrupted { signal, then }
             }
             (End::Process, _) => {
@@ -498,9 +490,55 @@ impl Session<'_> {
     }
 }
 
-/// Whether the process has memory: one that is ending has none any more, though it is there.
+/// What a process is left in.
+#[derive(Debug)]
+enum Left {
+    /// A layout is in force.
+    Layout,
+    /// Its original code.
+    Original,
+    /// It has ended, or is about to: it has no memory any more.
+    Nothing,
+    /// It could not be looked at.
+    Unknown(SessionError),
+}
+
+impl Left {
+    fn of(pid: i32) -> Self {
+        match ProcessSet::open_to_look(pid, false).map(|set| in_force(&set).is_empty()) {
+            Ok(false) => Self::Layout,
+            _ if !has_memory(pid) => Self::Nothing,
+            Ok(true) => Self::Original,
+            Err(error) => Self::Unknown(error),
+        }
+    }
+
+    /// In words.
+    fn told(&self, pid: i32) -> String {
+        match self {
+            Self::Layout => format!("the layout that is in force in process {pid} stays"),
+            Self::Original => format!("process {pid} has its original code"),
+            Self::Nothing => format!("process {pid} has ended"),
+            Self::Unknown(error) => format!(
+                "whether a layout is in force in process {pid} could not be seen ({error}); `restitch status` tells"
+            ),
+        }
+    }
+}
+
+/// Why the session of process `pid` has ended, and what stays behind where that is not plain.
+fn ended(end: End, pid: i32, left: &Left) -> String {
+    match (end, left) {
+        (End::Asked, Left::Layout) => format!("{}; the layout stays", end.why()),
+        (End::Asked | End::Changed, Left::Unknown(_)) => format!("{}; {}", end.why(), left.told(pid)),
+        _ => end.why().into(),
+    }
+}
+
+/// Whether the process has memory: one that is ending has none any more, though it is there. (What cannot be
+/// looked at has some.)
 fn has_memory(pid: i32) -> bool {
-    procfs::maps(pid).is_ok_and(|maps| !maps.is_empty())
+    procfs::maps(pid).map_or_else(|error| !error.is_gone(), |maps| !maps.is_empty())
 }
 
 fn is_alive(pid: i32) -> bool {
@@ -517,4 +555,32 @@ fn program_of(set: &ProcessSet) -> PathBuf {
 fn in_force(set: &ProcessSet) -> BTreeSet<u32> {
     let versions = set.leader.journal().versions.iter();
     versions.filter(|v| !v.retired && v.kind == VersionKind::Optimized).map(|v| v.number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_looked_at_in_the_end_is_told() {
+        let unknown = || Left::Unknown(SessionError::nothing_to_do("too many open files"));
+        let told = ended(End::Asked, 7, &unknown());
+        assert!(told.starts_with(End::Asked.why()), "{told}");
+        assert!(
+            ["could not be seen", "too many open files", "restitch status"].iter().all(|w| told.contains(w))
+        );
+        assert!(ended(End::Changed, 7, &unknown()).contains("too many open files"));
+        // Nothing is left of those.
+        assert_eq!(ended(End::Process, 7, &unknown()), End::Process.why());
+        assert_eq!(ended(End::Program, 7, &unknown()), End::Program.why());
+        assert!(ended(End::Asked, 7, &Left::Layout).ends_with("the layout stays"));
+        assert_eq!(ended(End::Asked, 7, &Left::Original), End::Asked.why());
+    }
+
+    #[test]
+    fn what_a_process_is_left_in_is_looked_at() {
+        let own = std::process::id() as i32;
+        assert!(matches!(Left::of(own), Left::Original), "{:?}", Left::of(own));
+        assert!(matches!(Left::of(i32::MAX), Left::Nothing), "{:?}", Left::of(i32::MAX));
+    }
 }
