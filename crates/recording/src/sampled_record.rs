@@ -240,7 +240,7 @@ impl Taking {
                 Record::Fork { pid, parent_pid, .. } if pid != parent_pid => {
                     self.records.forked(pid, parent_pid)
                 }
-                Record::Exec { pid, .. } => self.records.executed(pid),
+                Record::Exec { pid, .. } => self.records.told_executed(pid),
                 Record::Lost { count } => self.lost += count,
                 _ => {}
             }

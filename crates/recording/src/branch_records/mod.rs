@@ -4,7 +4,8 @@
 //! Problem: records come from several sources, in the addresses of several processes, which load, fork and
 //! execute meanwhile. Idea: one sink for all sources. It knows what is mapped where in each process, looks
 //! again when an address is in nothing that it knows (or is told by the kernel what a process maps), and
-//! shares files between processes.
+//! shares files between processes. Records are counted when the process may execute another program already:
+//! what a look finds is believed only if it still executes the one that the records are of.
 //!
 //! Limits: a process that executes a program and is gone before its first record comes is not known, unless
 //! the kernel told of it; its branches count as "elsewhere".
@@ -21,7 +22,7 @@ use restitch_perf::{Branch, Sample, SampleEvent};
 use restitch_pipeline::Watcher;
 use restitch_pipeline::profiles::{ProfileOutput, RecordedModule, save_records};
 use restitch_processes::SessionError;
-use restitch_procfs::{FileIdentity, Mapping};
+use restitch_procfs::{Execution, FileIdentity, Mapping};
 use restitch_profile::Profile;
 use restitch_profile_formats::{Format, Records, TakenBranch};
 use restitch_program::Program;
@@ -57,6 +58,21 @@ struct Places {
     certain: Vec<(AvmaRange, LoadBias, usize)>,
     looked: Option<Instant>,
     took: Duration,
+    /// What program they are of.
+    of: Executed,
+}
+
+/// Which of the programs that a process executes one after the other.
+#[derive(Debug, Clone, Default)]
+enum Executed {
+    /// That of the first look.
+    #[default]
+    Any,
+    /// The one that was seen.
+    Seen(Execution),
+    /// One of which the kernel has told, with the module that it has mapped first: its own code. The process
+    /// may execute another one by now.
+    Told(Option<(LoadBias, usize)>),
 }
 
 impl Places {
@@ -116,9 +132,36 @@ impl BranchRecords {
     /// # Errors
     /// If it cannot be read.
     pub fn open(&mut self, pid: i32) -> Result<(), SessionError> {
+        let seen = Execution::of(pid)?;
         let target = Target::open_with(pid, &mut self.images)?;
+        self.processes.entry(pid).or_default().of = Executed::Seen(seen);
         self.know(pid, target);
         Ok(())
+    }
+
+    /// Adds what a process has mapped by now, if it executes what its places are of.
+    fn look(&mut self, pid: i32) {
+        // An error: it has ended.
+        let Ok(seen) = Execution::of(pid) else { return };
+        let Ok(target) = Target::open_with(pid, &mut self.images) else { return };
+        let is_one = Execution::of(pid).is_ok_and(|now| now == seen);
+        if is_one && self.is_of(pid, &seen, &target) {
+            self.processes.entry(pid).or_default().of = Executed::Seen(seen);
+            self.know(pid, target);
+        }
+    }
+
+    /// Whether what was seen of a process is what its places are of.
+    fn is_of(&mut self, pid: i32, seen: &Execution, target: &Target) -> bool {
+        match self.processes.get(&pid).map(|places| &places.of) {
+            None | Some(Executed::Any) => true,
+            Some(Executed::Seen(known)) => known == seen,
+            Some(Executed::Told(None)) => false,
+            Some(Executed::Told(Some(first))) => {
+                let first = *first;
+                target.modules.iter().any(|module| (module.bias, self.index_of(module)) == first)
+            }
+        }
     }
 
     /// Takes what is recorded where `modules` of a process are for theirs: branches are recorded only while
@@ -199,8 +242,24 @@ impl BranchRecords {
             self.know_module(pid, &module);
             // It is what lies there now, also where it lay before another one did.
             let index = self.index_of(&module);
-            let modules = &mut self.processes.entry(pid).or_default().modules;
-            modules.sort_by_key(|place| *place == (module.range, module.bias, index));
+            let places = self.processes.entry(pid).or_default();
+            places.modules.sort_by_key(|place| *place == (module.range, module.bias, index));
+            if let Executed::Told(first @ None) = &mut places.of {
+                *first = Some((module.bias, index));
+            }
+        }
+    }
+
+    /// Takes in that a process executes another program, as the kernel tells: it may execute yet another one
+    /// by now. What it maps is [told](Self::mapped), too.
+    pub fn told_executed(&mut self, pid: i32) {
+        self.begin(pid, Executed::Told(None));
+    }
+
+    fn begin(&mut self, pid: i32, of: Executed) {
+        self.processes.insert(pid, Places { of, ..Places::default() });
+        if let Some(file) = &mut self.file {
+            file.executed(pid);
         }
     }
 
@@ -213,9 +272,7 @@ impl BranchRecords {
             return None;
         }
         let begun = Instant::now();
-        if let Ok(target) = Target::open_with(pid, &mut self.images) {
-            self.know(pid, target);
-        }
+        self.look(pid);
         let places = self.processes.entry(pid).or_default();
         (places.looked, places.took) = (Some(Instant::now()), begun.elapsed());
         places.find(at)
@@ -350,10 +407,7 @@ impl Sink for BranchRecords {
     }
 
     fn executed(&mut self, pid: i32) {
-        self.processes.insert(pid, Places::default());
-        if let Some(file) = &mut self.file {
-            file.executed(pid);
-        }
+        self.begin(pid, Executed::Any);
         // While it is held: when its records come it may have ended, or execute yet another program. An
         // error: it has ended.
         let _ = self.open(pid);
@@ -425,6 +479,81 @@ mod tests {
         records.mapped(GONE, &Mapping { inode: code.inode + 1, ..code });
         records.add_sample(GONE, GONE, at);
         assert_eq!((records.branches(), records.elsewhere), (2, 2));
+    }
+
+    /// A shell that executes another program when it gets a line.
+    fn shell(then: &str) -> std::process::Child {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &format!("read line; exec {then}")]);
+        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
+        command.spawn().expect("it starts")
+    }
+
+    /// Lets the shell execute its program; that one, and its first byte of code.
+    fn executes(shell: &mut std::process::Child) -> (Module, Avma) {
+        use std::io::Write;
+        let pid = shell.id() as i32;
+        let before = Execution::of(pid).expect("it waits");
+        shell.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("it reads");
+        let target = loop {
+            match Execution::of(pid) {
+                Ok(now) if now != before => match Target::open(pid) {
+                    Ok(target) => break target,
+                    Err(_) => std::thread::yield_now(),
+                },
+                _ => std::thread::yield_now(),
+            }
+        };
+        let program = target.modules[target.program].clone();
+        let code = program.image.segments().iter().find(|s| s.executable).expect("code").range.start;
+        let at = program.bias.to_actual(code);
+        (program, at)
+    }
+
+    fn look_at_once(records: &mut BranchRecords, pid: i32) {
+        records.processes.get_mut(&pid).expect("known").looked = None;
+    }
+
+    #[test]
+    fn a_program_that_is_executed_before_the_records_of_the_one_before_are_counted_has_no_part_in_them() {
+        let mut shell = shell("cat");
+        let pid = shell.id() as i32;
+        let mut records = BranchRecords::default();
+        records.open(pid).expect("it waits");
+        let (_, at) = executes(&mut shell);
+        look_at_once(&mut records, pid);
+        records.add_sample(pid, pid, at);
+        assert_eq!((records.branches(), records.elsewhere), (0, 1));
+        Sink::executed(&mut records, pid);
+        records.add_sample(pid, pid, at);
+        assert_eq!((records.branches(), records.elsewhere), (1, 1));
+        drop(shell.stdin.take());
+        shell.wait().expect("it ends");
+    }
+
+    #[test]
+    fn a_program_of_which_the_kernel_has_told_is_looked_at_as_long_as_it_is_there() {
+        let mut shell = shell("cat");
+        let pid = shell.id() as i32;
+        let (program, at) = executes(&mut shell);
+        let mut records = BranchRecords::default();
+        // Another one has come before.
+        records.told_executed(pid);
+        records.mapped(pid, &mapping().0);
+        look_at_once(&mut records, pid);
+        records.add_sample(pid, pid, at);
+        assert_eq!((records.branches(), records.elsewhere), (0, 1));
+        // That very one.
+        records.told_executed(pid);
+        let maps = restitch_procfs::maps(pid).expect("it waits");
+        let code = maps.iter().find(|m| m.range.contains(at)).expect("its code");
+        records.mapped(pid, code);
+        let library = |m: &&Mapping| m.permissions.execute && m.path().is_some_and(|p| p != program.path);
+        let library = maps.iter().find(library).expect("it has a loader");
+        records.add_sample(pid, pid, library.range.start);
+        assert_eq!((records.branches(), records.elsewhere), (1, 1));
+        drop(shell.stdin.take());
+        shell.wait().expect("it ends");
     }
 
     #[test]
