@@ -12,6 +12,7 @@
 //! * [`Guarded`] is a child process that is killed when dropped; [`run`] waits for one with a deadline;
 //!   [`wait_until`] polls; [`copy_program`] makes a copy that can be executed; [`Server`] talks to
 //!   `server.c`.
+//! * [`small_kernel`] is a made-up Linux kernel of a few functions, as `/proc` shows a real one.
 //!
 //! For tests only: helpers panic where that is the clearest message.
 
@@ -22,6 +23,7 @@ mod process;
 mod random;
 mod server;
 mod skip;
+pub mod small_kernel;
 mod static_unwinders;
 
 pub use compile::{

@@ -20,7 +20,7 @@
 //!   the kernel is entered by; [`possible`] what bytes would do if they were code; [`record`] the
 //!   instructions of tracing versions, [`system_call`] routines for borrowed threads; [`elf`] the numbers of
 //!   files.
-//! * [`module_code`] has the instructions of modules for the Linux kernel.
+//! * [`module_code`] has the instructions of modules for the Linux kernel, [`kernel_code`] those of kernels.
 //! * [`isa::Isa`] lists what of this another instruction set has to give.
 //!
 //! It does not know about functions, profiles or processes, and it never allocates per instruction.
@@ -34,6 +34,7 @@ pub mod filler;
 mod guarded;
 pub mod isa;
 pub mod kernel;
+pub mod kernel_code;
 mod lock_skip;
 mod memory_uses;
 pub mod module_code;

@@ -9,12 +9,16 @@ const NAMING: [&str; 2] = ["apply-elf", "image"];
 const RELOCATABLE: [&str; 1] = ["kernel-group"];
 
 /// Who else may hold the mark that ELF files begin with, and why.
-const MARKS: [(&str, &str); 9] = [
+const MARKS: [(&str, &str); 10] = [
     ("crates/apply-elf/src/appended.rs", "it says what may lie behind a program in its file"),
     ("crates/apply-process/src/hook/page.rs", "it writes one for debuggers"),
     ("crates/check/src/elf.rs", "what judges a version shares no code with what made it"),
     ("crates/emit/src/elf.rs", "it writes versions"),
     ("crates/guest/src/kcore.rs", "it writes a smaller core file of a kernel"),
+    (
+        "crates/kernel/src/kcore.rs",
+        "it reads memory of a kernel from a core file without end, of which segments are all it needs",
+    ),
     ("crates/image/src/header.rs", "it is the reader"),
     ("crates/image/src/raw.rs", "it is the reader"),
     ("crates/preload/src/empty.rs", "it writes a library of 32 bits, and uses no crate"),

@@ -10,7 +10,7 @@ pub const LAYERS: [&[&str]; 21] = [
     &["procfs"],
     &["perf"],
     &["tracee"],
-    &["cfi", "image", "kernel-group"],
+    &["cfi", "image", "kernel", "kernel-group"],
     &["evaluate", "program"],
     &["branch-table"],
     &["profile"],

@@ -1,0 +1,52 @@
+//! The code of a Linux kernel, understood from what the kernel shows of itself: its memory (`/proc/kcore`),
+//! its symbols (`/proc/kallsyms`), its types (BTF) and the lists of the function tracer. No module, no
+//! headers, no table of versions.
+//!
+//! **You** name a [`Source`]: the running kernel, or a folder with copies of its files. [`Kernel::read`]
+//! finds the [`Functions`], and what one of them can only know from all others; [`Kernel::code`] gives the
+//! [`Code`] of one: blocks, edges, and each place that is no plain copy, as `restitch-kernel-group` wants
+//! them; [`Kernel::reasons`] why it stays where it is. [`Survey`] has the figures of all. [`edge_counts`]
+//! makes counts of edges of counts of blocks.
+//!
+//! **It does not** change anything, load modules, or decide what is worth moving.
+//!
+//! **Its own blocks.** `restitch-program` does not fit: it starts from unwind tables and symbols of a file,
+//! has doubts about data in code, tables of jumps and flags at calls. Kernel code has none of these, and in
+//! their place tables that say which traps go on, which branches are rewritten and which faults are expected.
+//! What both share, the decoder, is in `restitch-x86` (`kernel_code`).
+//!
+//! Invariants:
+//! * Files are read here: `source.rs`, and the core by a closure. All else computes on bytes.
+//! * Whatever the files hold, there is an error in words or a reason, no panic.
+//! * What is not understood has a [`Reason`], and stays.
+
+mod blocks;
+mod btf;
+mod code;
+mod edge_counts;
+mod error;
+mod functions;
+mod kcore;
+mod kernel;
+mod memory;
+mod places;
+mod reason;
+mod source;
+mod steps;
+mod survey;
+mod symbols;
+mod tables;
+
+pub use code::{Block, Code, Edge, EdgeKind, End, Site, SiteKind, Trouble};
+pub use edge_counts::{EdgeCount, FlowEdge, edge_counts, exact_edges};
+pub use error::KernelError;
+pub use functions::{Function, FunctionId, Functions};
+pub use kernel::{Kernel, Lists, image};
+pub use memory::Memory;
+pub use places::Places;
+pub use reason::Reason;
+pub use source::Source;
+pub use steps::Known;
+pub use survey::{Counts, Staying, Survey, live_edges};
+pub use symbols::{Symbol, Symbols};
+pub use tables::{BugEntry, CallEntry, ExceptionEntry, KeyEntry, Tables, UnwindEntry};

@@ -1,0 +1,177 @@
+//! A made-up kernel, understood.
+
+use restitch_address::Svma;
+use restitch_kernel::{
+    Code, EdgeKind, End, Kernel, KernelError, Lists, Reason, SiteKind, Survey, Symbols, image,
+};
+use restitch_testkit::small_kernel::SmallKernel;
+use std::io::{Error, ErrorKind, Result};
+use std::path::Path;
+
+fn bytes_at(core: &[u8]) -> impl Fn(u64, &mut [u8]) -> Result<()> {
+    move |at, room| {
+        let part = core.get(at as usize..).and_then(|rest| rest.get(..room.len()));
+        room.copy_from_slice(part.ok_or_else(|| Error::from(ErrorKind::UnexpectedEof))?);
+        Ok(())
+    }
+}
+
+fn read(small: &SmallKernel, core: &[u8], lists: &Lists) -> std::result::Result<Kernel, KernelError> {
+    let symbols = Symbols::parse(&small.symbols, Path::new("list"))?;
+    Kernel::new(image(bytes_at(core), Path::new("core"), &symbols)?, &symbols, None, lists)
+}
+
+fn kernel(small: &SmallKernel) -> Kernel {
+    let lists = Lists { traceable: Some(small.traceable.clone()), ..Lists::default() };
+    read(small, &small.core(), &lists).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn code(kernel: &Kernel, name: &str) -> Code {
+    kernel.code(kernel.find(name).unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn reasons(small: &SmallKernel, name: &str) -> Vec<Reason> {
+    let kernel = kernel(small);
+    let id = kernel.find(name).unwrap_or_else(|error| panic!("{error}"));
+    kernel.reasons(id, &kernel.code(id))
+}
+
+#[test]
+fn a_function_is_cut_into_blocks_with_its_rarely_executed_part() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let work = small.function("work");
+    let code = code(&kernel, "work");
+    let starts: Vec<u64> = code.blocks.iter().map(|block| block.range.start.get() - work).collect();
+    assert_eq!(starts, [0, 9, 12, 14, 25, 0x40]);
+    let key = Svma::new(work + 25);
+    assert!(matches!(code.blocks[2].end,
+        End::StaticKey { taken, is_jump: false, is_inverted: false, is_initially_on: false, .. } if taken == key));
+    assert_eq!(code.blocks[4].end, End::Return);
+    assert_eq!(code.blocks[5].end, End::NoReturn, "it calls what only traps");
+    assert!(code.sites.iter().any(|site| site.kind == SiteKind::Trace && site.at.get() == work));
+    assert!(code.sites.iter().any(|site| matches!(site.kind, SiteKind::StaticCall { .. })));
+    let dead = code.edges.iter().filter(|edge| !edge.is_live);
+    let dead: Vec<_> = dead.map(|edge| (edge.from, edge.to, edge.kind)).collect();
+    assert_eq!(dead, [(Some(2), Some(4), EdgeKind::Taken)]);
+    assert!(reasons(&small, "work").is_empty() && reasons(&small, "__work_alias").is_empty());
+}
+
+#[test]
+fn tables_say_which_faults_and_traps_go_on() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let user = code(&kernel, "reads_user");
+    assert_eq!(user.blocks.len(), 3);
+    assert!(user.blocks.iter().all(|block| block.is_reached));
+    assert!(user.edges.iter().any(|edge| edge.kind == EdgeKind::Fault && edge.to == Some(2)));
+    let warns = code(&kernel, "warns");
+    assert_eq!((warns.blocks.len(), warns.blocks[0].end), (1, End::Return));
+    assert!(warns.sites.iter().any(|site| matches!(site.kind, SiteKind::Bug { goes_on: true, .. })));
+    assert_eq!(code(&kernel, "fail").blocks[0].end, End::Trap);
+    assert_eq!(kernel.known.tables.bug_len, 12, "found by trying");
+}
+
+#[test]
+fn what_stays_has_its_reason() {
+    let small = SmallKernel::new();
+    for (name, reason) in [
+        ("jumps_by_table", Reason::JumpTable),
+        ("undecodable", Reason::Undecodable),
+        ("knows_itself", Reason::OwnAddress),
+        ("runs_on", Reason::RunsOn),
+        ("hushed", Reason::NoInstrumentation),
+        ("waits", Reason::Scheduler),
+        ("__x86_return_thunk", Reason::Thunk),
+        ("__x86_indirect_thunk_rax", Reason::Thunk),
+    ] {
+        assert_eq!(reasons(&small, name), [reason], "{name}");
+    }
+    for name in ["calls_by_register", "reads_user", "warns", "fail"] {
+        assert!(reasons(&small, name).is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn who_has_changed_a_function_is_left_alone() {
+    let mut small = SmallKernel::new();
+    let traced = Lists { traced: Some("work (1) R\n".into()), ..Lists::default() };
+    let kernel = read(&small, &small.core(), &traced).expect("a kernel");
+    let id = kernel.find("work").expect("a function");
+    assert_eq!(kernel.reasons(id, &kernel.code(id)), [Reason::HasUsers]);
+    // A breakpoint in place of a static key's branch.
+    small.put(small.function("work") + 12, &[0xcc]);
+    assert!(reasons(&small, "work").contains(&Reason::UnknownState));
+    // The tracer's place jumps somewhere, and its list says where that place is.
+    let mut small = SmallKernel::new();
+    let work = small.function("work");
+    small.put(work, &[0xe9, 0, 0, 0, 0]);
+    let sites = Lists { trace_sites: Some(format!("{work:x} work\n")), ..Lists::default() };
+    let kernel = read(&small, &small.core(), &sites).expect("a kernel");
+    let id = kernel.find("work").expect("a function");
+    assert!(kernel.reasons(id, &kernel.code(id)).contains(&Reason::HasUsers));
+}
+
+#[test]
+fn addresses_that_others_know_are_found() {
+    let mut small = SmallKernel::new();
+    let inside = small.function("warns") + 5;
+    small.put(restitch_testkit::small_kernel::BASE + 0x2900, &inside.to_le_bytes());
+    assert_eq!(reasons(&small, "warns"), [Reason::KnownInside]);
+}
+
+#[test]
+fn names_of_several_functions_are_named_and_wrong_ones_get_advice() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let text = |name: &str| kernel.find(name).expect_err("not one function").to_string();
+    let (first, second) = (small.place(9), small.place(10));
+    assert_eq!(
+        text("same"),
+        format!("2 functions are called same; name one by its address: {first:#x}, {second:#x}")
+    );
+    assert_eq!(text("warn"), "the kernel has no function warn; it has warns");
+    assert!(kernel.find(&format!("{second:#x}")).is_ok());
+}
+
+#[test]
+fn figures_add_up() {
+    let small = SmallKernel::new();
+    let survey = Survey::of(&kernel(&small));
+    assert_eq!(survey.functions, 16);
+    let staying: u64 = survey.not_movable.iter().map(|staying| staying.functions).sum();
+    assert_eq!(survey.movable_functions + staying, survey.functions);
+    assert_eq!((survey.counts.static_keys, survey.counts.short_static_keys), (1, 1));
+    assert_eq!((survey.counts.static_calls, survey.counts.exceptions), (1, 1));
+    assert_eq!((survey.counts.bugs, survey.counts.warnings), (2, 1));
+    assert_eq!((survey.ambiguous_functions, survey.unwind_rows), (2, 2));
+    assert_eq!((survey.counts.edges, survey.counts.exact_edges), (8, 8));
+}
+
+#[test]
+fn what_is_no_kernel_is_refused_in_words() {
+    let small = SmallKernel::new();
+    let core = small.core();
+    let refused = |small: &SmallKernel, core: &[u8]| {
+        read(small, core, &Lists::default()).map(|_| ()).expect_err("no kernel").to_string()
+    };
+    assert_eq!(refused(&small, &core[..core.len() - 1]), "core: it ends before 0x5000");
+    assert_eq!(refused(&small, &core[..20]), "core: it ends before 0x40");
+    let mut lying = core.clone();
+    lying[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert_eq!(refused(&small, &lying), "core: its parts are behind any file's end");
+    let mut elsewhere = core.clone();
+    elsewhere[82] = 1;
+    assert!(refused(&small, &elsewhere).starts_with("core: it does not hold 16384 bytes"));
+    let saying = |symbols: String| {
+        let mut other = small.clone();
+        other.symbols = symbols;
+        other
+    };
+    let hidden = saying("0000000000000000 T _text\n".repeat(3));
+    assert!(refused(&hidden, &core).starts_with("list shows no addresses"));
+    let foreign = saying("# names\n".into());
+    assert_eq!(refused(&foreign, &core), "list: line 1: an address, a letter and a name are wanted");
+    let few = saying(small.symbols.replace("__stop___ex_table", "x"));
+    assert!(refused(&few, &core).contains("CONFIG_KALLSYMS_ALL"));
+}
