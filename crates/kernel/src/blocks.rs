@@ -4,8 +4,8 @@ use crate::code::{Block, Code, Edge, EdgeKind, End, Site, SiteKind, Trouble};
 use crate::functions::Function;
 use crate::reason::Reason;
 use crate::steps::{Known, Reader, Step};
+use crate::tables::entries_in;
 use restitch_address::{Svma, SvmaRange};
-use std::collections::BTreeSet;
 
 /// The code of a function, with what is known of its kernel.
 pub fn code_of(known: &Known, function: &Function) -> Code {
@@ -48,47 +48,37 @@ impl Builder<'_> {
     }
 
     /// Where blocks start.
-    fn leaders(&mut self) -> BTreeSet<Svma> {
-        let mut leaders: BTreeSet<Svma> = self.function.parts.iter().map(|part| part.start).collect();
+    fn leaders(&self) -> Vec<Svma> {
+        let mut leaders: Vec<Svma> = self.function.parts.iter().map(|part| part.start).collect();
         leaders.extend(self.inside(&self.known.entered));
         for step in &self.steps {
             let target = step.end.and_then(|end| end.target());
             let fixup = step.exception.map(|exception| exception.fixup);
             leaders.extend([target, fixup].into_iter().flatten().filter(|at| self.function.contains(*at)));
             if step.end.is_some() || step.exception.is_some() {
-                leaders.insert(step.range.end);
+                leaders.push(step.range.end);
             }
         }
+        leaders.sort_unstable();
+        leaders.dedup();
         leaders
     }
 
     fn blocks(&mut self) {
         let leaders = self.leaders();
-        let mut rest = std::mem::take(&mut self.steps);
-        let starts: BTreeSet<Svma> = rest.iter().map(|step| step.range.start).collect();
-        let ends: BTreeSet<Svma> = rest.iter().map(|step| step.range.end).collect();
-        let lost = leaders.iter().filter(|at| !starts.contains(at) && !ends.contains(at)).copied();
-        // Behind code that could not be read nothing is known; that has been said.
-        let is_read = !self.code.troubles.iter().any(|trouble| trouble.reason == Reason::Undecodable);
-        let lost: Vec<Svma> = lost.filter(|at| is_read && self.is_covered(&rest, *at)).collect();
+        let steps = std::mem::take(&mut self.steps);
+        let lost: Vec<Svma> = leaders.iter().filter(|at| is_covered(&steps, **at)).copied().collect();
         lost.into_iter().for_each(|at| self.trouble(Reason::IntoInstruction, at));
-        self.tables_fit(&starts);
-        for steps in
-            rest.chunk_by_mut(|a, b| a.range.end == b.range.start && !leaders.contains(&b.range.start))
-        {
-            self.block(steps);
-        }
-    }
-
-    /// Whether an address is in the middle of an instruction.
-    fn is_covered(&self, steps: &[Step], at: Svma) -> bool {
-        let behind = steps.partition_point(|step| step.range.start <= at);
-        steps[..behind].last().is_some_and(|step| step.range.contains(at) && step.range.start != at)
+        self.tables_fit(&steps);
+        let is_one = |a: &Step, b: &Step| {
+            a.range.end == b.range.start && leaders.binary_search(&b.range.start).is_err()
+        };
+        steps.chunk_by(is_one).for_each(|steps| self.block(steps));
+        self.steps = steps;
     }
 
     /// Entries of tables are about whole instructions.
-    fn tables_fit(&mut self, starts: &BTreeSet<Svma>) {
-        use crate::tables::entries_in;
+    fn tables_fit(&mut self, steps: &[Step]) {
         let tables = &self.known.tables;
         let mut lost = Vec::new();
         for part in &self.function.parts {
@@ -97,7 +87,7 @@ impl Builder<'_> {
             lost.extend(entries_in(&tables.calls, *part).iter().map(|entry| entry.at));
             lost.extend(entries_in(&tables.bugs, *part).iter().map(|entry| entry.at));
         }
-        lost.retain(|at| !starts.contains(at));
+        lost.retain(|at| steps.binary_search_by_key(at, |step| step.range.start).is_err());
         lost.into_iter().for_each(|at| self.trouble(Reason::IntoInstruction, at));
     }
 
@@ -123,7 +113,6 @@ impl Builder<'_> {
             let sites = [step.site, bug, exception].into_iter().flatten();
             self.code.sites.extend(sites.map(|kind| Site { at, len, kind }));
         }
-        self.steps.extend_from_slice(steps);
     }
 
     fn edges(&mut self) {
@@ -207,14 +196,25 @@ impl Builder<'_> {
         self.edges();
     }
 
-    /// Uses of addresses in its middle: its own, and those of others.
+    /// Uses of addresses in its middle, its own and those of others; and those that it uses of others.
     fn addresses(&mut self) {
         let start = self.function.start();
-        let is_inside = |at: Svma| at != start && self.function.contains(at);
-        let own: Vec<Svma> =
-            self.steps.iter().filter_map(|step| step.names).filter(|at| is_inside(*at)).collect();
-        own.into_iter().for_each(|at| self.trouble(Reason::OwnAddress, at));
+        let steps = std::mem::take(&mut self.steps);
+        for at in steps.iter().filter_map(|step| step.names).filter(|at| self.known.places.text.contains(*at))
+        {
+            match self.function.contains(at) {
+                true if at != start => self.trouble(Reason::OwnAddress, at),
+                true => {}
+                false => self.code.uses.push(at),
+            }
+        }
         let others: Vec<Svma> = self.inside(&self.known.named).filter(|at| *at != start).collect();
         others.into_iter().for_each(|at| self.trouble(Reason::KnownInside, at));
     }
+}
+
+/// Whether an address is in the middle of an instruction.
+fn is_covered(steps: &[Step], at: Svma) -> bool {
+    let behind = steps.partition_point(|step| step.range.start <= at);
+    steps[..behind].last().is_some_and(|step| step.range.contains(at) && step.range.start != at)
 }

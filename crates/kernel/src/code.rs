@@ -18,6 +18,8 @@ pub struct Code {
     pub sites: Vec<Site>,
     /// Why it cannot be moved.
     pub troubles: Vec<Trouble>,
+    /// Addresses of other code that it uses, not by branches.
+    pub uses: Vec<Svma>,
 }
 
 /// Why code cannot be moved, and where that is seen.

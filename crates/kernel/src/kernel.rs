@@ -13,8 +13,8 @@ use crate::steps::Known;
 use crate::symbols::Symbols;
 use crate::tables::Tables;
 use restitch_address::{Svma, SvmaRange};
+use restitch_x86::Flow;
 use restitch_x86::kernel_code::{scan_kernel, target_marker};
-use restitch_x86::{Flow, Naming};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -313,42 +313,41 @@ impl Whole {
                 self.callers.entry(to).or_default().push(id);
             }
         }
-        self.add_names(function, functions, known);
+        code.uses.iter().for_each(|at| self.named.extend(middle(*at, functions, known)));
         if !returns(code, known) {
             self.silent.insert(id);
         }
     }
 
-    /// Addresses in the middle of other functions that the function's code has.
-    fn add_names(&mut self, function: &Function, functions: &Functions, known: &Known) {
-        for part in &function.parts {
-            let bytes = known.memory.bytes(*part).unwrap_or_default();
-            // What cannot be read on has been said.
-            let _ = scan_kernel(bytes, part.start, |insn| {
-                let at = insn.insn.names.filter(|_| insn.insn.naming != Naming::Displacement);
-                self.name(at.filter(|at| !function.contains(*at)), functions, known);
-            });
-        }
-    }
-
-    fn name(&mut self, at: Option<Svma>, functions: &Functions, known: &Known) {
-        let Some(at) = at.filter(|at| known.places.text.contains(*at)) else { return };
-        let Some(owner) = functions.at(at) else { return };
-        let start = functions.get(owner).start();
-        // Behind the marker of branch targets is the entry as well: direct calls lead there on some kernels.
-        let marker = known.memory.at(start).map_or(0, target_marker);
-        if at != start && at != start + marker {
-            self.named.insert(at);
-        }
-    }
-
-    /// Words of constants that are such addresses.
+    /// Words of constants that are such addresses. Numbers that look like one but are in the middle of an
+    /// instruction are numbers.
     fn constants(&mut self, known: &Known, functions: &Functions) {
-        let constants = known.places.constants.and_then(|range| known.memory.bytes(range));
-        for word in constants.unwrap_or_default().chunks_exact(8).filter_map(<[u8]>::first_chunk) {
-            self.name(Some(Svma::new(u64::from_le_bytes(*word))), functions, known);
-        }
+        let constants =
+            known.places.constants.and_then(|range| known.memory.bytes(range)).unwrap_or_default();
+        let words = constants.chunks_exact(8).filter_map(<[u8]>::first_chunk);
+        let found = words.filter_map(|word| middle(Svma::new(u64::from_le_bytes(*word)), functions, known));
+        let found: BTreeSet<Svma> = found.collect();
+        self.named.extend(found.into_iter().filter(|at| is_instruction(*at, functions, known)));
     }
+}
+
+/// An address of text that is in the middle of a function. Right behind the marker of branch targets is an
+/// entry as well.
+fn middle(at: Svma, functions: &Functions, known: &Known) -> Option<Svma> {
+    let owner = functions.at(at).filter(|_| known.places.text.contains(at))?;
+    let start = functions.get(owner).start();
+    let marker = known.memory.at(start).map_or(0, target_marker);
+    (at != start && at != start + marker).then_some(at)
+}
+
+/// Whether an instruction starts there.
+fn is_instruction(at: Svma, functions: &Functions, known: &Known) -> bool {
+    let parts = functions.at(at).map(|owner| &functions.get(owner).parts[..]).unwrap_or_default();
+    let Some(part) = parts.iter().find(|part| part.contains(at)) else { return false };
+    let mut is_it = false;
+    let bytes = known.memory.bytes(*part).unwrap_or_default();
+    let scanned = scan_kernel(bytes, part.start, |insn| is_it |= insn.insn.at == at);
+    is_it || scanned.is_err()
 }
 
 /// The first words of the lines.

@@ -31,7 +31,8 @@ pub enum Reason {
     JumpTable,
     /// A branch that has a short form only (`loop`, `jrcxz`), a far one, or one to its own middle by a call.
     OddBranch,
-    /// It uses addresses in its own middle: it may compare them with where it is executed.
+    /// It uses addresses in its own middle: it may compare them with where it is executed, or go there by a
+    /// return. One that only tells a callee where it is (`_THIS_IP_`) keeps telling the original place.
     OwnAddress,
     /// Other code, or a constant, has an address in its middle.
     KnownInside,

@@ -5,7 +5,7 @@ use crate::functions::Function;
 use crate::memory::Memory;
 use crate::places::{Places, Thunk};
 use crate::reason::Reason;
-use crate::tables::{BugEntry, CallEntry, ExceptionEntry, KeyEntry, Tables, entry_at};
+use crate::tables::{BugEntry, CallEntry, ExceptionEntry, KeyEntry, Tables, entries_in, entry_at};
 use restitch_address::{Svma, SvmaRange};
 use restitch_x86::kernel_code::is_quiet_trace_site;
 use restitch_x86::kernel_code::{
@@ -52,13 +52,34 @@ pub(crate) struct Step {
 pub(crate) struct Reader<'a> {
     known: &'a Known,
     function: &'a Function,
+    entries: Entries<'a>,
     pub(crate) steps: Vec<Step>,
     pub(crate) troubles: Vec<Trouble>,
 }
 
+/// What the tables say of one part: mostly nothing.
+#[derive(Default)]
+struct Entries<'a> {
+    exceptions: &'a [ExceptionEntry],
+    keys: &'a [KeyEntry],
+    calls: &'a [CallEntry],
+    bugs: &'a [BugEntry],
+}
+
+impl<'a> Entries<'a> {
+    fn of(tables: &'a Tables, part: SvmaRange) -> Self {
+        Self {
+            exceptions: entries_in(&tables.exceptions, part),
+            keys: entries_in(&tables.keys, part),
+            calls: entries_in(&tables.calls, part),
+            bugs: entries_in(&tables.bugs, part),
+        }
+    }
+}
+
 impl<'a> Reader<'a> {
     pub(crate) fn new(known: &'a Known, function: &'a Function) -> Self {
-        Self { known, function, steps: Vec::new(), troubles: Vec::new() }
+        Self { known, function, entries: Entries::default(), steps: Vec::new(), troubles: Vec::new() }
     }
 
     /// Reads one part, without the filler behind its last instruction.
@@ -66,6 +87,7 @@ impl<'a> Reader<'a> {
         let Some(bytes) = self.known.memory.bytes(part) else {
             return self.trouble(Reason::Undecodable, part.start);
         };
+        self.entries = Entries::of(&self.known.tables, part);
         let first = self.steps.len();
         let mut skip = part.start;
         let scanned = scan_kernel(bytes, part.start, |insn| {
@@ -106,21 +128,21 @@ impl<'a> Reader<'a> {
     }
 
     fn step(&mut self, insn: &KernelInsn, rest: &[u8], part: SvmaRange) {
-        let (at, tables) = (insn.insn.at, &self.known.tables);
+        let at = insn.insn.at;
         let mut step = Step {
             range: SvmaRange::new(at, insn.insn.len.into()),
             end: None,
             site: None,
-            bug: entry_at(&tables.bugs, at).copied(),
-            exception: entry_at(&tables.exceptions, at).copied(),
-            names: insn.insn.names.filter(|_| !matches!(insn.insn.naming, Naming::Displacement)),
+            bug: entry_at(self.entries.bugs, at).copied(),
+            exception: entry_at(self.entries.exceptions, at).copied(),
+            names: insn.insn.names.filter(|_| insn.insn.naming != Naming::Displacement && !insn.tells_place),
             is_padding: insn.insn.padding,
         };
         let field = insn.displacement.zip(insn.insn.names);
         step.site = field.map(|(field, target)| SiteKind::Relative { field, target });
-        if let Some(call) = entry_at(&tables.calls, at) {
+        if let Some(call) = entry_at(self.entries.calls, at) {
             self.static_call(&mut step, *call, rest);
-        } else if let Some(key) = entry_at(&tables.keys, at) {
+        } else if let Some(key) = entry_at(self.entries.keys, at) {
             self.static_key(&mut step, *key, rest);
         } else if self.is_trace_site(at, rest, part) {
             step.site = Some(SiteKind::Trace);

@@ -147,8 +147,8 @@ impl SmallKernel {
         self.code("jumps_by_table", &[&[0xff, 0x24, 0xc5, 0, 0, 0, 0]]);
         self.code("undecodable", &[&[0x31, 0xc0, 0x06, 0xc3]]);
         let itself = self.function("knows_itself");
-        let lea = self.near(&[0x48, 0x8d, 0x05], itself, itself + 7);
-        self.code("knows_itself", &[&lea, &[0xc3]]);
+        let lea = self.near(&[0x48, 0x8d, 0x05], itself, itself + 8);
+        self.code("knows_itself", &[&lea, &[0x90, 0xc3]]);
         // lfence; call *%rax; ret
         self.code("calls_by_register", &[&[0x0f, 0xae, 0xe8, 0xff, 0xd0, 0xc3]]);
         for index in [9, 10] {

@@ -14,7 +14,7 @@
 use crate::decode::{Flow, Insn, classify};
 use crate::module_code::{FILL, SITE, SITE_NOP, ThunkRegister, through_thunk_len};
 use crate::patch::Branch;
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use restitch_address::Svma;
 
 /// An instruction that is made to trap.
@@ -59,6 +59,8 @@ pub struct KernelInsn {
     pub indirect: Option<IndirectSite>,
     /// Offset of the 4-byte displacement from the program counter, of an operand.
     pub displacement: Option<u8>,
+    /// Whether it puts the address of its own end in a register (`_THIS_IP_`): to tell somebody where it is.
+    pub tells_place: bool,
 }
 
 /// Decodes `bytes`, which stand at `at`, to the end and hands each instruction to `sink`.
@@ -101,7 +103,7 @@ fn special(rest: &[u8], at: Svma) -> Option<KernelInsn> {
                 Branch::Jump => Flow::IndirectJump,
             };
             let insn = Insn { flow, padding: false, ..plain(at, site.len) };
-            Some(KernelInsn { insn, trap: None, indirect: Some(site), displacement: None })
+            Some(KernelInsn { indirect: Some(site), ..without_operands(insn) })
         }
         _ => None,
     }
@@ -110,7 +112,11 @@ fn special(rest: &[u8], at: Svma) -> Option<KernelInsn> {
 /// A trap of `len` bytes.
 fn trap_of(at: Svma, len: u8, trap: Trap) -> KernelInsn {
     let insn = Insn { flow: Flow::Stop, padding: false, ..plain(at, len) };
-    KernelInsn { insn, trap: Some(trap), indirect: None, displacement: None }
+    KernelInsn { trap: Some(trap), ..without_operands(insn) }
+}
+
+fn without_operands(insn: Insn) -> KernelInsn {
+    KernelInsn { insn, trap: None, indirect: None, displacement: None, tells_place: false }
 }
 
 /// What a `nop` of that length is.
@@ -133,8 +139,13 @@ fn ordinary(decoder: &Decoder<'_>, instruction: &Instruction) -> KernelInsn {
         Mnemonic::Int3 => Some(Trap::Breakpoint),
         _ => None,
     };
+    let makes = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Mov);
+    let tells_place = makes
+        && instruction.op0_kind() == OpKind::Register
+        && !insn.naming.is_access()
+        && insn.names == Some(insn.end());
     let indirect = plain_indirect(instruction);
-    KernelInsn { insn: Insn { flow, ..insn }, trap, indirect, displacement }
+    KernelInsn { insn: Insn { flow, ..insn }, trap, indirect, displacement, tells_place }
 }
 
 /// Where control goes, to a kernel.
@@ -366,6 +377,22 @@ mod tests {
         let found = decoded(&[0x65, 0x48, 0x8b, 0x05, 4, 0, 0, 0]);
         assert_eq!((found[0].displacement, found[0].insn.names), (Some(4), Some(AT + 12)));
         assert_eq!(scan_kernel(&[0x90, 0x48, 0x8b], AT, |_| ()), Err(AT + 1));
+    }
+
+    #[test]
+    fn who_tells_where_it_is_is_known() {
+        // lea 0(%rip),%rdi; mov $end,%rdi
+        assert!(decoded(&[0x48, 0x8d, 0x3d, 0, 0, 0, 0])[0].tells_place);
+        assert!(decoded(&[0x48, 0xc7, 0xc7, 7, 0, 0, 0x81])[0].tells_place);
+        // lea 1(%rip),%rdi; push $end; mov 0(%rip),%rdi; cmp $end,%rdi
+        for bytes in [
+            &[0x48, 0x8d, 0x3d, 1, 0, 0, 0][..],
+            &[0x68, 5, 0, 0, 0x81],
+            &[0x48, 0x8b, 0x3d, 0, 0, 0, 0],
+            &[0x48, 0x81, 0xff, 7, 0, 0, 0x81],
+        ] {
+            assert!(!decoded(bytes)[0].tells_place, "{bytes:x?}");
+        }
     }
 
     #[test]
