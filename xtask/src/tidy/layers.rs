@@ -10,7 +10,7 @@ pub const LAYERS: [&[&str]; 21] = [
     &["procfs"],
     &["perf"],
     &["tracee"],
-    &["cfi", "image", "kernel", "kernel-group"],
+    &["cfi", "image", "kernel", "kernel-check", "kernel-group"],
     &["evaluate", "program"],
     &["branch-table"],
     &["profile"],
@@ -31,11 +31,14 @@ pub const LAYERS: [&[&str]; 21] = [
 /// Crates that are for tests: a table of branches that `trace` is compared with, and what tests share.
 pub const DEVELOPMENT: [&str; 2] = ["branch-table", "testkit"];
 
+/// Checkers, and what they share no code with: what makes what they check.
+const APART: [(&str, &[&str]); 2] = [("check", &["x86"]), ("kernel-check", &["kernel-group", "x86"])];
+
 /// Crates outside the workspace that reach the operating system.
 const SYSTEM: [&str; 4] = ["libc", "memmap2", "perf-event-open-sys", "nix"];
 
-/// Dependencies point downwards; crates that compute depend on nothing that reaches out; the checker shares
-/// no decoder code with the emitter.
+/// Dependencies point downwards; crates that compute depend on nothing that reaches out; checkers share no
+/// code with what makes what they check.
 pub fn layers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|f| f.path.ends_with("/Cargo.toml")) {
@@ -96,8 +99,9 @@ fn internal(krate: &str, own: usize, other: &str) -> Option<String> {
     if PURE.contains(&krate) && EDGE.contains(&other) {
         return Some(format!("{krate} only computes and may not depend on {other}"));
     }
-    (krate == "check" && other == "x86")
-        .then(|| "check may not share the decoding code of what it checks".to_string())
+    let is_own = |(checker, _): &&(&str, &[&str])| *checker == krate;
+    let apart = APART.iter().find(is_own).filter(|(_, from)| from.contains(&other));
+    apart.map(|_| format!("{krate} may not share the code of what it checks: {other}"))
 }
 
 fn external(krate: &str, name: &str) -> Option<String> {
@@ -105,5 +109,5 @@ fn external(krate: &str, name: &str) -> Option<String> {
         return Some(format!("{krate} only computes and may not depend on {name}"));
     }
     (name == "iced-x86" && !DECODING.contains(&krate))
-        .then(|| format!("{krate} may not depend on iced-x86: instructions are decoded in x86 and check"))
+        .then(|| format!("{krate} may not depend on iced-x86: instructions are decoded in x86 and checkers"))
 }

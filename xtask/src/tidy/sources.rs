@@ -19,7 +19,7 @@ pub fn unsafe_code(tree: &Tree) -> Vec<Finding> {
 pub fn decoder(tree: &Tree) -> Vec<Finding> {
     let elsewhere =
         tree.rust().filter(|file| file.is_product() && !file.krate().is_some_and(|k| DECODING.contains(&k)));
-    words(elsewhere, "iced_x86", "instructions are decoded in crate x86 (and, independently, in check)")
+    words(elsewhere, "iced_x86", "instructions are decoded in crate x86 (and, independently, in checkers)")
 }
 
 fn words<'a>(files: impl Iterator<Item = &'a File>, word: &str, what: &str) -> Vec<Finding> {

@@ -1,0 +1,340 @@
+//! The lockstep walk: from each entry, the copy beside the original, instruction by instruction.
+//!
+//! What is compared is what happens: `nop`s and direct jumps may be added and left out on either side. A pair
+//! is proved by the pairs that control reaches from it; each is looked at once, so loops end.
+
+use crate::copies::Copies;
+use crate::finding::{Finding, MAX_FINDINGS, Problem};
+use crate::insn::{Does, Insn};
+use crate::marks::Marks;
+use crate::original::{Chain, Original};
+use crate::step::{Act, Step};
+use crate::tables::{Row, StaticCall};
+use restitch_address::Svma;
+use std::collections::{BTreeMap, HashMap};
+
+/// A copy and what it has to equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Pair {
+    pub(crate) copy: Svma,
+    pub(crate) original: Svma,
+    /// An original in front of it that leaves the stack as it is: the unwinder's row of a jump that was added
+    /// may be of either.
+    behind: Option<Svma>,
+}
+
+impl Pair {
+    pub(crate) fn new(copy: Svma, original: Svma) -> Self {
+        Self { copy, original, behind: None }
+    }
+}
+
+/// An operand that names an entry of the kernel's table of warnings, and one that stands for it.
+struct NamedWarning {
+    at: Pair,
+    copy: Svma,
+    original: Svma,
+}
+
+/// The state of a walk.
+pub(crate) struct Walk<'w> {
+    pub(crate) copies: &'w Copies<'w>,
+    pub(crate) original: &'w Original<'w>,
+    todo: Vec<Pair>,
+    seen: std::collections::HashSet<Pair>,
+    /// The steps of the original that steps of the copy were compared with, by the copy's place.
+    pub(crate) paired: BTreeMap<Svma, Step>,
+    pub(crate) marks: Marks,
+    named: Vec<NamedWarning>,
+    /// Calls that the loader is to be told of.
+    pub(crate) calls: Vec<Pair>,
+    chains: HashMap<Svma, std::rc::Rc<Chain>>,
+    pub(crate) findings: Vec<Finding>,
+}
+
+impl<'w> Walk<'w> {
+    pub(crate) fn new(copies: &'w Copies<'w>, original: &'w Original<'w>) -> Self {
+        Self {
+            copies,
+            original,
+            todo: Vec::new(),
+            seen: Default::default(),
+            paired: BTreeMap::new(),
+            marks: Marks::new(copies.module),
+            named: Vec::new(),
+            calls: Vec::new(),
+            chains: HashMap::new(),
+            findings: Vec::new(),
+        }
+    }
+
+    /// Proves all that control reaches from these pairs.
+    pub(crate) fn run(&mut self, entries: impl IntoIterator<Item = Pair>) {
+        self.todo.extend(entries);
+        while let Some(pair) = self.todo.pop() {
+            if self.findings.len() >= MAX_FINDINGS {
+                return;
+            }
+            if self.seen.insert(pair)
+                && let Err(problem) = self.pair(pair)
+            {
+                self.find(pair, problem);
+            }
+        }
+        for named in std::mem::take(&mut self.named) {
+            if !self.is_counterpart(&named) {
+                let problem = Problem::WrongTarget { to: named.copy, want: named.original };
+                self.find(named.at, problem);
+            }
+        }
+    }
+
+    /// Notes what is wrong at a pair.
+    pub(crate) fn find(&mut self, pair: Pair, problem: Problem) {
+        let function = self.original.names_around(pair.original).first().cloned();
+        let place = self.copies.module.place(pair.copy);
+        self.findings.push(Finding { function, original: Some(pair.original), place, problem });
+    }
+
+    fn chain(&mut self, from: Svma) -> std::rc::Rc<Chain> {
+        let original = self.original;
+        self.chains.entry(from).or_insert_with(|| std::rc::Rc::new(original.follow(from))).clone()
+    }
+
+    fn pair(&mut self, pair: Pair) -> Result<(), Problem> {
+        let chain = self.chain(pair.original);
+        let Some(copy) = self.follow(pair, &chain)? else { return Ok(()) };
+        let original = chain.end.clone()?;
+        match self.paired.get(&copy.at) {
+            Some(other) if other.at == original.at => return Ok(()),
+            Some(other) => return Err(Problem::TwoOriginals { other: other.at }),
+            None => {}
+        }
+        let original = self.with_barrier(&copy, original);
+        self.paired.insert(copy.at, original);
+        self.marks.claim(copy.at, copy.len)?;
+        self.rows(&copy, &original)?;
+        self.table_entries(&copy, &original)?;
+        self.acts(&copy, &original)
+    }
+
+    /// Follows the copy to where it does something; none if that is the original itself.
+    fn follow(&mut self, pair: Pair, chain: &Chain) -> Result<Option<Step>, Problem> {
+        let mut at = pair.copy;
+        let mut passed = Vec::new();
+        loop {
+            let Some(part) = self.copies.part(at) else { return self.back(at, pair, chain) };
+            if passed.contains(&at) {
+                return Err(Problem::Instruction("goes round in a circle without doing anything"));
+            }
+            passed.push(at);
+            let step = self.copies.step(part, at)?;
+            let Act::Plain(insn) = step.act else { return Ok(Some(step)) };
+            let next = match insn.does {
+                Does::Nothing => insn.end(),
+                Does::Marks if chain.marks => insn.end(),
+                Does::Jump(to) => to,
+                _ => return Ok(Some(step)),
+            };
+            if self.copies.tables.knows(at) {
+                return Err(Problem::Instruction("does nothing, and a table speaks of it"));
+            }
+            self.marks.claim(at, insn.len)?;
+            self.passed_rows(&insn, pair, chain)?;
+            at = next;
+        }
+    }
+
+    /// Control leaves the copies: it has to go on where the original does.
+    fn back(&mut self, to: Svma, pair: Pair, chain: &Chain) -> Result<Option<Step>, Problem> {
+        if chain.places.contains(&to) {
+            return Ok(None);
+        }
+        let there = self.chain(to);
+        match (&there.end, &chain.end) {
+            (Ok(there), Ok(here)) if there.at == here.at => Ok(None),
+            _ => Err(Problem::WrongTarget { to, want: pair.original }),
+        }
+    }
+
+    /// `lfence` in front of a branch through a register may be the kernel's form of that.
+    fn with_barrier(&self, copy: &Step, original: Step) -> Step {
+        let Act::Plain(Insn { does: Does::Fence, .. }) = original.act else { return original };
+        match (copy.act, self.original.step(original.end())) {
+            (Act::Through(_), Ok(next)) if matches!(next.act, Act::Through(_)) => {
+                Step { len: original.len + next.len, act: next.act, ..original }
+            }
+            _ => original,
+        }
+    }
+
+    fn row_of_original(&self, at: Svma) -> Option<Row> {
+        self.original.tables.rows.at(at)
+    }
+
+    /// The unwinder's rows of an instruction, at each byte: a return address points behind a call, and is
+    /// looked up one byte before that.
+    fn rows(&self, copy: &Step, original: &Step) -> Result<(), Problem> {
+        let offsets: Vec<[u64; 2]> = match copy.len == original.len {
+            true => (0..copy.len).map(|offset| [offset, offset]).collect(),
+            false => vec![[0, 0], [copy.len - 1, original.len.max(1) - 1]],
+        };
+        let rows = &self.copies.tables.rows;
+        let is_same =
+            |[own, theirs]: &[u64; 2]| rows.at(copy.at + *own) == self.row_of_original(original.at + *theirs);
+        match offsets.iter().all(is_same) {
+            true => Ok(()),
+            false => Err(Problem::Table { table: ".orc_unwind", what: "has another row than the original" }),
+        }
+    }
+
+    /// Those of a jump or `nop`: of any place that the original's control passes.
+    fn passed_rows(&self, insn: &Insn, pair: Pair, chain: &Chain) -> Result<(), Problem> {
+        let behind = pair.behind.iter();
+        let right: Vec<_> = chain.places.iter().chain(behind).map(|at| self.row_of_original(*at)).collect();
+        let rows = &self.copies.tables.rows;
+        match (0..insn.len).all(|offset| right.contains(&rows.at(insn.at + offset))) {
+            true => Ok(()),
+            false => {
+                Err(Problem::Table { table: ".orc_unwind", what: "has a row of no place that is passed" })
+            }
+        }
+    }
+
+    /// Entries of tables about an instruction.
+    fn table_entries(&mut self, copy: &Step, original: &Step) -> Result<(), Problem> {
+        if !self.copies.tables.is_plain(copy.at, copy.end()) {
+            return Err(Problem::Instruction("has a table speak of its middle"));
+        }
+        let exceptions =
+            (self.copies.tables.exceptions.get(&copy.at), self.original.tables.exceptions.get(&original.at));
+        match exceptions {
+            (None, None) => {}
+            (Some(own), Some(theirs)) if own.data == theirs.data => {
+                self.todo.push(Pair::new(own.fixup, theirs.fixup));
+            }
+            _ => return Err(Problem::Table { table: "__ex_table", what: "says something else of it" }),
+        }
+        let warnings =
+            (self.copies.tables.warnings.get(&copy.at), self.original.tables.warnings.get(&original.at));
+        let is_same = match warnings {
+            (None, None) => true,
+            (Some(own), Some(theirs)) => own.rest == theirs.rest && own.pointers == theirs.pointers,
+            _ => false,
+        };
+        match is_same {
+            true => Ok(()),
+            false => Err(Problem::Table { table: "__bug_table", what: "says something else of it" }),
+        }
+    }
+
+    fn acts(&mut self, copy: &Step, original: &Step) -> Result<(), Problem> {
+        let next = Pair::new(copy.end(), original.end());
+        match (copy.act, original.act) {
+            (Act::Key(own), Act::Key(theirs)) => {
+                if own.key != theirs.key || own.flags != theirs.flags {
+                    return Err(Problem::Table { table: "__jump_table", what: "names another key" });
+                }
+                self.todo.push(Pair { behind: Some(original.at), ..Pair::new(own.target, theirs.target) });
+                self.todo.push(Pair { behind: Some(original.at), ..next });
+            }
+            (Act::StaticCall(own, to), Act::StaticCall(theirs, live)) => {
+                self.static_call(own, theirs)?;
+                let trampoline = self.original.trampoline(own.key);
+                if to.is_none() || (to != trampoline && to != live) {
+                    return Err(Problem::Instruction("is a static call that begins as one of another key"));
+                }
+                if !own.is_jump() {
+                    self.todo.push(next);
+                }
+            }
+            (Act::Trace, Act::Trace) => self.todo.push(next),
+            (Act::Return, Act::Return) => {}
+            (Act::Through(own), Act::Through(theirs)) if own == theirs => {
+                if own.is_call {
+                    self.todo.push(next);
+                }
+            }
+            (Act::Plain(own), Act::Plain(theirs)) => self.instructions(&own, &theirs)?,
+            _ => return Err(Problem::Instruction("does not do what the original does")),
+        }
+        Ok(())
+    }
+
+    fn static_call(&self, own: StaticCall, theirs: StaticCall) -> Result<(), Problem> {
+        match own == theirs {
+            true => Ok(()),
+            false => Err(Problem::Table { table: ".static_call_sites", what: "names another key" }),
+        }
+    }
+
+    /// Instructions that mean themselves.
+    fn instructions(&mut self, own: &Insn, theirs: &Insn) -> Result<(), Problem> {
+        let pair = Pair::new(own.at, theirs.at);
+        let next = Pair::new(own.end(), theirs.end());
+        let behind = |pair| Pair { behind: Some(theirs.at), ..pair };
+        match (own.does, theirs.does) {
+            (Does::Conditional(condition, to), Does::Conditional(other, want)) => {
+                match condition ^ other {
+                    0 => self.todo.extend([behind(Pair::new(to, want)), behind(next)]),
+                    1 => self
+                        .todo
+                        .extend([behind(Pair::new(to, theirs.end())), behind(Pair::new(own.end(), want))]),
+                    _ => return Err(Problem::Instruction("branches by another condition")),
+                }
+                return Ok(());
+            }
+            (Does::Call(to), Does::Call(want)) if own.form == theirs.form => {
+                if self.copies.part(to).is_some() {
+                    self.todo.push(Pair::new(to, want));
+                } else if to != want {
+                    return Err(Problem::WrongTarget { to, want });
+                } else {
+                    self.calls.push(pair);
+                }
+                self.todo.push(next);
+                return Ok(());
+            }
+            _ => {}
+        }
+        if own.form != theirs.form || own.len != theirs.len {
+            return Err(Problem::Instruction("is not the original's"));
+        }
+        self.operands(pair, own, theirs)?;
+        match (own.does, theirs.does) {
+            (Does::Counted(to), Does::Counted(want)) => {
+                self.todo.extend([behind(Pair::new(to, want)), behind(next)]);
+            }
+            (Does::Next | Does::Nothing | Does::Marks | Does::Fence, _) => self.todo.push(next),
+            (Does::Trap, Does::Trap) => {
+                let warning = self.original.tables.warnings.get(&theirs.at);
+                if warning.is_some_and(|warning| warning.goes_on) {
+                    self.todo.push(next);
+                }
+            }
+            (Does::Elsewhere, Does::Elsewhere) => {}
+            _ => return Err(Problem::Instruction("is not understood")),
+        }
+        Ok(())
+    }
+
+    fn operands(&mut self, at: Pair, own: &Insn, theirs: &Insn) -> Result<(), Problem> {
+        match (own.names, theirs.names) {
+            (None, None) => Ok(()),
+            (Some(to), Some(want)) if to == want => Ok(()),
+            (Some(copy), Some(original)) => {
+                self.named.push(NamedWarning { at, copy, original });
+                Ok(())
+            }
+            _ => Err(Problem::Instruction("is not the original's")),
+        }
+    }
+
+    /// Whether the named entries of the tables of warnings are those of a trap and of its copy.
+    fn is_counterpart(&self, named: &NamedWarning) -> bool {
+        let own = self.copies.tables.warnings.iter().find(|(_, warning)| warning.entry == named.copy);
+        let Some((trap, _)) = own else { return false };
+        let original = self.paired.get(trap).and_then(|step| self.original.tables.warnings.get(&step.at));
+        original.is_some_and(|original| original.entry == named.original)
+    }
+}

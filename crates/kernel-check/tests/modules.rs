@@ -1,0 +1,144 @@
+//! Modules that were written for a kernel in memory are proved; one with a fault is refused.
+
+mod synthetic;
+
+use restitch_address::Svma;
+use restitch_kernel_check::{CheckError, CheckedModule, check};
+use restitch_kernel_group::{Block, End, Exception, Fixup, Group, Target, UnwindRow};
+use restitch_x86::Condition;
+use synthetic::{LIVE, Live, Returns, Synthetic, Through, asked, at, data, facts, file, group, register};
+
+fn checked(group: &Group, kernel: &Synthetic) -> Result<CheckedModule, CheckError> {
+    check(file(group), kernel, &facts(), &asked())
+}
+
+#[test]
+fn what_is_written_is_proved_in_each_form_that_the_kernel_may_have() {
+    for through in [Through::Plain, Through::Barrier, Through::Thunk, Through::Made] {
+        for returns in [Returns::Plain, Returns::Thunk, Returns::OtherThunk] {
+            for (key, no_call) in [(false, false), (true, true)] {
+                let live = Live { through, returns, key, no_call };
+                let checked = checked(&group(), &Synthetic::of(&group(), live));
+                let checked = checked.unwrap_or_else(|error| panic!("{live:?}: {:#?}", error.findings));
+                let report = checked.report();
+                assert_eq!((report.group.as_str(), report.redirected), ("group_a", 1));
+                assert_eq!(report.instructions, 19);
+            }
+        }
+    }
+}
+
+/// Modules of groups that are not what the kernel has.
+#[test]
+fn a_module_of_another_group_is_refused() {
+    type Change = fn(&mut Group);
+    let cases: [(&str, Change); 38] = [
+        ("leads to", |g| call(g, at(0x4000))),
+        ("leads to", |g| call(g, at(0x3000))),
+        ("leads to", |g| operand(g, 0, Target::Data(data(16)))),
+        ("leads to", |g| operand(g, 0, Target::Code(at(0x2000)))),
+        ("another condition", |g| condition(g, Condition::Below)),
+        ("does not do what", |g| condition(g, Condition::NotEqual)),
+        ("not the original's", |g| entry(g).code[22] = 0x87),
+        ("not the original's", |g| leaf(g).code[2] = 0xf9),
+        ("not do what", |g| leaf(g).end = End::Return),
+        ("not do what", |g| leaf(g).end = End::IndirectJump(register("rcx"))),
+        ("leads to", |g| leaf(g).end = End::Jump(at(0x3000))),
+        ("does not do what", |g| entry(g).end = End::Next(at(0x101e))),
+        ("__ex_table says", |g| entry(g).exceptions.clear()),
+        ("__ex_table says", |g| entry(g).exceptions[0].data = 4),
+        ("is a copy of", |g| entry(g).exceptions[0].fixup = at(0x101e)),
+        ("__ex_table says", |g| {
+            entry(g).exceptions.push(Exception { offset: 22, fixup: at(0x1080), data: 3 })
+        }),
+        ("two entries", |g| {
+            let twice = entry(g).exceptions[0];
+            entry(g).exceptions.push(twice);
+        }),
+        ("__bug_table says", |g| cold(g).warnings[0].entry[8] = 0x2b),
+        ("__bug_table says", |g| cold(g).warnings[0].entry[10] = 3),
+        ("__bug_table says", |g| cold(g).warnings[0].pointers[0].1 = data(0x301)),
+        (".orc_unwind has another row", |g| cold(g).unwind[0].row[0] = 24),
+        (".orc_unwind has another row", |g| entry(g).unwind[1].row[4] = 1),
+        (".orc_unwind has another row", |g| {
+            hot(g).unwind.push(UnwindRow { offset: 5, row: [24, 0, 0, 0, 5, 2] })
+        }),
+        (".orc_unwind has a row of no place", |g| {
+            cold(g).unwind.push(UnwindRow { offset: 9, row: [24, 0, 0, 0, 5, 2] })
+        }),
+        ("__jump_table names", |g| key(g, |key, _, _| *key = data(KEY_B))),
+        ("__jump_table names", |g| key(g, |_, inverted, on| (*inverted, *on) = (true, false))),
+        ("in its first state", |g| key(g, |_, _, on| *on = true)),
+        ("does not do what", |g| hot(g).end = End::Next(at(0x1038))),
+        ("does not do what", |g| hot(g).end = End::Jump(at(0x1080))),
+        (".static_call_sites names", |g| static_call(g, data(0x208), at(0x5000))),
+        ("begins as one of another key", |g| static_call(g, data(0x200), at(0x3000))),
+        ("does not do what", |g| hot(g).fixups[2] = Fixup::Call { at: 11, target: at(0x4000) }),
+        ("does not do what", |g| hot(g).fixups[0] = indirect(0, "rbx")),
+        ("does not do what", |g| {
+            entry(g).fixups.remove(0);
+        }),
+        ("plain return", |g| g.kernel.return_thunk = None),
+        ("leads to no thunk", |g| {
+            g.kernel.thunks.insert(register("rax"), at(0x4000));
+        }),
+        ("not bound", |g| g.anchors[0].address = at(0xa010)),
+        ("a symbol that it names", |g| g.anchors[0].symbol = "module_layout".into()),
+    ];
+    let kernel = Synthetic::of(&group(), LIVE);
+    let cases = cases.into_iter().enumerate().filter_map(|(number, (said, change))| {
+        let mut changed = group();
+        change(&mut changed);
+        unexpected(number, said, check(file(&changed), &kernel, &facts(), &asked()))
+    });
+    let unexpected: Vec<String> = cases.collect();
+    assert!(unexpected.is_empty(), "{}", unexpected.join("\n"));
+}
+
+const KEY_B: u64 = 0x110;
+
+/// What is unexpected about the end of a check that has to be refused with these words.
+fn unexpected(case: usize, said: &str, result: Result<CheckedModule, CheckError>) -> Option<String> {
+    let Err(error) = result else { return Some(format!("{case} ({said}): proved")) };
+    let findings: Vec<String> = error.findings.iter().map(ToString::to_string).collect();
+    let is_said = findings.iter().any(|finding| finding.contains(said));
+    (!is_said).then(|| format!("{case} ({said}): {findings:#?}"))
+}
+
+fn entry(group: &mut Group) -> &mut Block {
+    &mut group.chunks[1].blocks[0]
+}
+fn hot(group: &mut Group) -> &mut Block {
+    &mut group.chunks[1].blocks[1]
+}
+fn cold(group: &mut Group) -> &mut Block {
+    &mut group.chunks[0].blocks[0]
+}
+fn leaf(group: &mut Group) -> &mut Block {
+    &mut group.chunks[2].blocks[0]
+}
+fn call(group: &mut Group, target: Svma) {
+    let which = usize::from(target == at(0x3000));
+    // That of the leaf, or that of the callee.
+    match which {
+        1 => entry(group).fixups[1] = Fixup::Call { at: 10, target },
+        _ => hot(group).fixups[3] = Fixup::Call { at: 16, target },
+    }
+}
+fn operand(group: &mut Group, _: u32, target: Target) {
+    entry(group).fixups[2] = Fixup::Relative { field: 18, end: 22, target };
+}
+fn condition(group: &mut Group, other: Condition) {
+    let End::Conditional { condition, .. } = &mut entry(group).end else { panic!() };
+    *condition = other;
+}
+fn key(group: &mut Group, change: fn(&mut Svma, &mut bool, &mut bool)) {
+    let End::StaticKey { key, is_inverted, is_initially_on, .. } = &mut hot(group).end else { panic!() };
+    change(key, is_inverted, is_initially_on);
+}
+fn static_call(group: &mut Group, key: Svma, target: Svma) {
+    hot(group).fixups[2] = Fixup::StaticCall { at: 11, key, target };
+}
+fn indirect(at: u32, name: &str) -> Fixup {
+    Fixup::IndirectCall { at, register: register(name) }
+}
