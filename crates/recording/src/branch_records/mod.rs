@@ -486,7 +486,12 @@ mod tests {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", &format!("read line; exec {then}")]);
         command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
-        command.spawn().expect("it starts")
+        let shell = command.spawn().expect("it starts");
+        // It may still be in the middle of being executed itself.
+        while Target::open(shell.id() as i32).is_err() {
+            std::thread::yield_now();
+        }
+        shell
     }
 
     /// Lets the shell execute its program; that one, and its first byte of code.
