@@ -198,41 +198,45 @@ impl Walk<'_, '_> {
             let i = inside.partition_point(|range| range.start < at).checked_sub(1)?;
             (at <= inside[i].end && !self.is_function(at)).then_some(inside[i].start)
         };
-        for segment in s.image.segments().iter().filter(|s| s.executable) {
+        self.possible_operands(|field, target| {
+            let is_retargeted = s.retargeted.contains_key(&target);
+            let around = if is_retargeted { None } else { into_one(target) };
+            if !is_retargeted && around.is_none() {
+                return;
+            }
+            match self.instruction_of(field) {
+                Some(i) if Svma::new(i.ip_rel_memory_address()) != target => {}
+                Some(_) if around.is_some() => {
+                    obstacles
+                        .push((field, "an instruction makes an address inside of a retargeted function"));
+                }
+                Some(i) if i.code() == Code::Lea_r64_m && i.len() as u64 == LEA => {
+                    if self.is_computed_with(target, &i) {
+                        obstacles.push((field, "something is computed from a function's address"));
+                    }
+                    let lasts = !self.is_overwritten(field);
+                    makers.extend(lasts.then_some((field, RetargetKind::Lea, target)));
+                }
+                Some(_) => obstacles.push((field, "an instruction reads the bytes of a function")),
+                None if is_retargeted => {
+                    obstacles.push((field, "code that is not known may make the old address"))
+                }
+                None => {}
+            }
+        });
+    }
+
+    /// Calls `see` with the place of every four bytes of code that could be a displacement relative to the
+    /// program counter, and each address that they could make.
+    pub(crate) fn possible_operands(&self, mut see: impl FnMut(Svma, Svma)) {
+        for segment in self.s.image.segments().iter().filter(|s| s.executable) {
             let range = segment.file_backed();
-            let bytes = s.image.read(range.start, range.len() as usize).unwrap_or_default();
+            let bytes = self.s.image.read(range.start, range.len() as usize).unwrap_or_default();
             for i in (1..bytes.len().saturating_sub(3)).filter(|i| bytes[i - 1] & 0xc7 == 5) {
                 let displacement = i32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
                 let field = range.start + i as u64;
-                for behind in [4u64, 5, 6, 8] {
-                    let target = (field + behind).offset(displacement.into());
-                    let is_retargeted = s.retargeted.contains_key(&target);
-                    let around = if is_retargeted { None } else { into_one(target) };
-                    if !is_retargeted && around.is_none() {
-                        continue;
-                    }
-                    match self.instruction_of(field) {
-                        Some(i) if Svma::new(i.ip_rel_memory_address()) != target => {}
-                        Some(_) if around.is_some() => {
-                            obstacles.push((
-                                field,
-                                "an instruction makes an address inside of a retargeted function",
-                            ));
-                        }
-                        Some(i) if i.code() == Code::Lea_r64_m && i.len() as u64 == LEA => {
-                            if self.is_computed_with(target, &i) {
-                                obstacles.push((field, "something is computed from a function's address"));
-                            }
-                            let lasts = !self.is_overwritten(field);
-                            makers.extend(lasts.then_some((field, RetargetKind::Lea, target)));
-                        }
-                        Some(_) => obstacles.push((field, "an instruction reads the bytes of a function")),
-                        None if is_retargeted => {
-                            obstacles.push((field, "code that is not known may make the old address"))
-                        }
-                        None => {}
-                    }
-                }
+                // Behind it there may be a number of so many bytes.
+                [4u64, 5, 6, 8].into_iter().for_each(|b| see(field, (field + b).offset(displacement.into())));
             }
         }
     }
@@ -249,7 +253,7 @@ impl Walk<'_, '_> {
     }
 
     /// The instruction of the program that has its displacement relative to the program counter at `field`.
-    fn instruction_of(&self, field: Svma) -> Option<Instruction> {
+    pub(crate) fn instruction_of(&self, field: Svma) -> Option<Instruction> {
         let block = &self.s.program.blocks[self.s.program.block_at(field)?.index()];
         let bytes = self.s.image.read(block.start, block.len as usize)?;
         let mut decoder = Decoder::with_ip(64, bytes, block.start.get(), DecoderOptions::NONE);

@@ -2,7 +2,8 @@
 //!
 //! A branch that goes to a block's copy does what it did, since being there equals being at the block. An
 //! address in data may be used for other things than jumps, so it has to be one of a label: of a block that
-//! indirect jumps reach, and that is neither a function's entry nor called nor named.
+//! indirect jumps reach, and that is neither a function's entry nor called nor named; and no code, known or not,
+//! makes an address inside of its function, since a program could compare the two.
 
 use crate::finding::Problem;
 use crate::walk::Walk;
@@ -10,7 +11,8 @@ use iced_x86::{Code, Decoder, DecoderOptions};
 use restitch_address::{Svma, SvmaRange};
 use restitch_emit::{Retarget, RetargetKind};
 use restitch_image::RelocationKind;
-use restitch_program::{BlockAttrs, CallTarget};
+use restitch_program::{BlockAttrs, CallTarget, FuncId};
+use std::collections::BTreeSet;
 
 impl Walk<'_, '_> {
     /// Checks all of them; the walk has to be over.
@@ -28,6 +30,7 @@ impl Walk<'_, '_> {
         };
         wrong.extend(retargets.iter().filter(|s| patched(s)).map(|s| (*s, "a redirect overwrites it")));
         wrong.extend(retargets.iter().filter_map(|s| Some((*s, self.retarget(s).err()?))));
+        wrong.extend(self.known_to_code());
         self.report.retargets += retargets.len() as u64;
         for (retarget, why) in wrong {
             self.findings.at(retarget.to, retarget.at, Problem::Retarget(why));
@@ -87,5 +90,39 @@ impl Walk<'_, '_> {
             self.s.program.calls.iter().map(|c| c.target).filter(|t| *t != CallTarget::Indirect).collect()
         });
         if is_called.contains(&called) { Err("what it points to is called") } else { Ok(()) }
+    }
+
+    /// Labels of functions of which code makes an address inside.
+    fn known_to_code(&self) -> Vec<(Retarget, &'static str)> {
+        let s = self.s;
+        let function = |at: Svma| s.program.block_at(at).map(|b| s.program.block(b).function);
+        let labels: Vec<(Retarget, FuncId)> = s
+            .version
+            .retargets
+            .iter()
+            .filter(|r| r.kind == RetargetKind::Pointer)
+            .filter_map(|r| Some((*r, function(r.original)?)))
+            .collect();
+        let owners: BTreeSet<FuncId> = labels.iter().map(|(_, owner)| *owner).collect();
+        let mut known = BTreeSet::new();
+        if !owners.is_empty() {
+            self.possible_operands(|field, target| {
+                let owner = function(target).filter(|owner| owners.contains(owner));
+                let Some(owner) = owner.filter(|f| s.program.function(*f).range.start != target) else {
+                    return;
+                };
+                let around = s.program.block_at(field).map(|b| s.program.block(b).attrs);
+                let is_known = around.is_some_and(|attrs| !attrs.contains(BlockAttrs::UNREACHED));
+                let is_made = || match self.instruction_of(field) {
+                    Some(i) => Svma::new(i.ip_rel_memory_address()) == target,
+                    None => !is_known,
+                };
+                if !known.contains(&owner) && is_made() {
+                    known.insert(owner);
+                }
+            });
+        }
+        let labels = labels.into_iter().filter(|(_, owner)| known.contains(owner));
+        labels.map(|(label, _)| (label, "code may make an address inside of its function")).collect()
     }
 }

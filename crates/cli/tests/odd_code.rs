@@ -18,6 +18,8 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/entries.c", &["-O2", "-Wl,--no-eh-frame-hdr"]),
     ("odd/entries.c", &["-O2", "-fuse-ld=gold"]),
     ("odd/flags.c", &["-O2"]),
+    ("odd/labels.c", &["-O2"]),
+    ("odd/labels.c", &["-O1", "-s"]),
     ("odd/unknown.c", &["-O2"]),
     ("odd/unknown.c", &["-O1", "-no-pie", "-s"]),
     ("odd/computed.c", &["-O2"]),

@@ -12,9 +12,9 @@
 //! **Addresses of functions** are none of this file's: programs compare them, so all that makes one changes
 //! or nothing (`pointers.rs`, `retarget_pointers.rs`). What is taken for a label: it begins a block inside
 //! of a movable function, is neither its entry nor a landing pad, no symbol and no call is there, and no
-//! instruction of the program makes the address of any place inside of that function: all addresses of its
-//! labels come from data, through relocations of the loader, and all of them are changed together or (where a
-//! block has no copy) remain what they were.
+//! instruction of the program makes the address of any place inside of that function, nor could any four
+//! bytes of code that is not understood: all addresses of its labels come from data, through relocations of
+//! the loader, and all of them are changed together or (where a block has no copy) remain what they were.
 
 use crate::ends::copied_len;
 use crate::model::{AddressMap, Redirect, Retarget, RetargetKind};
@@ -24,6 +24,7 @@ use restitch_address::{Svma, SvmaRange};
 use restitch_image::RelocationKind;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, FuncId, Program, Terminator};
 use restitch_x86::patch::{Branch, DISPLACEMENT, DISPLACEMENT_AT, Patch};
+use restitch_x86::possible::possible_operand;
 use restitch_x86::relocate_field;
 use std::collections::BTreeSet;
 
@@ -141,6 +142,7 @@ impl Finder<'_, '_> {
             }
         }
         program.block_ids().for_each(|block| self.operands(block, &mut named));
+        self.possible_operands(&mut named);
     }
 
     /// The block that holds `at`.
@@ -148,6 +150,28 @@ impl Finder<'_, '_> {
         let blocks = &self.request.program.blocks;
         let i = blocks.partition_point(|b| b.start <= at).checked_sub(1)?;
         SvmaRange::new(blocks[i].start, blocks[i].len.into()).contains(at).then_some(BlockId(i as u32))
+    }
+
+    /// Calls `named` with each address that four bytes outside of code which is known to be executed would
+    /// make, were they the displacement of an operand.
+    fn possible_operands(&self, named: &mut impl FnMut(Svma)) {
+        let Request { image, program, .. } = self.request;
+        for segment in image.segments().iter().filter(|s| s.executable) {
+            let backed = segment.file_backed();
+            let bytes = image.read(backed.start, backed.len() as usize).unwrap_or_default();
+            for (i, window) in bytes.windows(1 + DISPLACEMENT).enumerate() {
+                let Some(displacement) = window.first_chunk().and_then(possible_operand) else { continue };
+                let field = backed.start + (i as u64 + 1);
+                let around = self.block_around(field).map(|block| program.block(block).attrs);
+                if around.is_some_and(|attrs| !attrs.contains(BlockAttrs::UNREACHED)) {
+                    continue;
+                }
+                // Behind the displacement there may be a number.
+                for number in [0, 1, 2, 4] {
+                    named((field + 4 + number).offset(displacement.into()));
+                }
+            }
+        }
     }
 
     /// Calls `named` with each address that an instruction of the block has as its operand.

@@ -9,7 +9,7 @@ const NAMING: [&str; 2] = ["apply-elf", "image"];
 const RELOCATABLE: [&str; 1] = ["kernel-group"];
 
 /// Who else may hold the mark that ELF files begin with, and why.
-const MARKS: [(&str, &str); 10] = [
+const MARKS: [(&str, &str); 11] = [
     ("crates/apply-elf/src/appended.rs", "it says what may lie behind a program in its file"),
     ("crates/apply-process/src/hook/page.rs", "it writes one for debuggers"),
     ("crates/check/src/elf.rs", "what judges a version shares no code with what made it"),
