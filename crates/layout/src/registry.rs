@@ -212,6 +212,31 @@ impl LayoutChoice {
 mod tests {
     use super::*;
 
+    /// The first block of Rust in `page`, without its indentation.
+    fn first_block(page: &str) -> String {
+        let mut lines = page.lines().skip_while(|line| line.trim() != "```rust");
+        let indentation = lines.next().map_or(0, |fence| fence.len() - fence.trim_start().len());
+        let inside = lines.take_while(|line| line.trim() != "```");
+        inside.map(|line| format!("{}\n", line.get(indentation..).unwrap_or_default())).collect()
+    }
+
+    #[test]
+    fn the_recipe_for_a_layout_prints_a_file_that_is_compiled() {
+        let file = include_str!("by_entries.rs");
+        assert_eq!(first_block(include_str!("../../../docs/extending.md")), file);
+    }
+
+    /// What the recipe's second step asks for, with the file that its first one prints.
+    #[test]
+    fn the_layout_of_the_recipe_can_stand_in_the_list() {
+        let mut all = algorithms();
+        all.push(Box::new(crate::by_entries::ByEntries));
+        let mut names: Vec<&str> = all.iter().map(|a| a.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all.len());
+    }
+
     #[test]
     fn choices_are_read_as_they_are_written() {
         let others = [
