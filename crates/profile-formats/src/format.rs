@@ -83,7 +83,13 @@ impl Format {
     pub const fn holds(self) -> Holds {
         match self {
             Self::PropellerClusters | Self::SymbolOrder => Holds::Order,
-            _ => Holds::Counts,
+            Self::Store
+            | Self::PerfData
+            | Self::Fdata
+            | Self::FdataNoLbr
+            | Self::BoltYaml
+            | Self::PreAggregated
+            | Self::AutoFdo => Holds::Counts,
         }
     }
 
@@ -221,8 +227,44 @@ mod tests {
         for (bytes, format) in cases {
             assert_eq!(Format::detect(bytes), Ok(format), "{}", String::from_utf8_lossy(bytes));
         }
+        for format in Format::ALL {
+            assert!(cases.iter().any(|(_, of)| *of == format), "nothing is recognised as {format}");
+        }
         for bad in [&b""[..], b"\x7fELF\x02\0\0", b"two words and more\n"] {
             assert!(Format::detect(bad).unwrap_err().to_string().contains("--from"));
+        }
+    }
+
+    /// The one that is declared behind `format`; nothing else than the compiler counts variants.
+    fn next(format: Format) -> Option<Format> {
+        match format {
+            Format::Store => Some(Format::PerfData),
+            Format::PerfData => Some(Format::Fdata),
+            Format::Fdata => Some(Format::FdataNoLbr),
+            Format::FdataNoLbr => Some(Format::BoltYaml),
+            Format::BoltYaml => Some(Format::PreAggregated),
+            Format::PreAggregated => Some(Format::AutoFdo),
+            Format::AutoFdo => Some(Format::PropellerClusters),
+            Format::PropellerClusters => Some(Format::SymbolOrder),
+            Format::SymbolOrder => None,
+        }
+    }
+
+    #[test]
+    fn the_list_of_formats_has_all_of_them() {
+        let declared: Vec<Format> = std::iter::successors(Some(Format::Store), |f| next(*f)).collect();
+        assert_eq!(Format::ALL[..], declared);
+    }
+
+    /// A file name of its own, its own first bytes, and a row of the page for users.
+    #[test]
+    fn each_format_has_an_ending_and_a_row_of_the_page() {
+        let page = include_str!("../../../docs/profiles.md");
+        for format in Format::ALL {
+            let row = page.lines().find(|line| line.starts_with(&format!("| `{format}` |")));
+            let row = row.unwrap_or_else(|| panic!("docs/profiles.md has no row for {format}"));
+            let ending = row.split('`').nth(3).unwrap_or_default();
+            assert_eq!(Format::of_file_name(&format!("x{ending}")), Some(format), "{row}");
         }
     }
 

@@ -63,7 +63,13 @@ impl GivenProfile {
         let content = match format {
             Format::Store => Content::Counts(ProfileFile::read(&bytes).map_err(|e| bad(e.into()))?),
             Format::PerfData => Content::Records(load(&input(path, format), &mut Code::default())?),
-            _ => Content::OfOneProgram(format),
+            Format::Fdata
+            | Format::FdataNoLbr
+            | Format::BoltYaml
+            | Format::PreAggregated
+            | Format::AutoFdo
+            | Format::PropellerClusters
+            | Format::SymbolOrder => Content::OfOneProgram(format),
         };
         Ok(Self { path: path.into(), content })
     }

@@ -14,7 +14,9 @@ use restitch_profile::{
     ImportedModule, Known as KnownCounts, Profile, ProfileFile, derive, import_perf_data, repair,
     sample_coverage,
 };
-use restitch_profile_formats::{Format, Holds, autofdo, bolt_yaml, fdata, order, preaggregated, propeller};
+use restitch_profile_formats::{
+    Format, FormatError, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller,
+};
 use restitch_program::Program;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,33 @@ pub fn load(input: &ProfileInput, code: &mut Code) -> Result<Loaded, PipelineErr
     load_bytes(&bytes, input, code)
 }
 
+/// How a format is read.
+enum Reader {
+    /// Counts of several modules.
+    Store,
+    /// Samples of several modules.
+    PerfData,
+    /// An order of symbols, as text.
+    Order(fn(&str) -> Result<Vec<String>, FormatError>),
+    /// Records of one program, as text; notes for the user are added.
+    Records(fn(&str, &Known, &mut Vec<String>) -> Result<Records, FormatError>),
+}
+
+impl Reader {
+    const fn of(format: Format) -> Self {
+        match format {
+            Format::Store => Self::Store,
+            Format::PerfData => Self::PerfData,
+            Format::SymbolOrder => Self::Order(order::read),
+            Format::PropellerClusters => Self::Order(propeller::read_functions),
+            Format::PreAggregated => Self::Records(|text, _, _| preaggregated::read(text)),
+            Format::BoltYaml => Self::Records(read_bolt_yaml),
+            Format::AutoFdo => Self::Records(read_autofdo),
+            Format::Fdata | Format::FdataNoLbr => Self::Records(read_fdata),
+        }
+    }
+}
+
 fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loaded, PipelineError> {
     let path = &input.path;
     let bad = |why: Why| PipelineError::BadFile { path: path.clone(), why };
@@ -32,63 +61,57 @@ fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loa
         Some(format) => format,
         None => Format::detect(bytes).map_err(|e| bad(e.into()))?,
     };
+    let text = || {
+        let why = || format!("reading {}: it is not text in UTF-8", format.describe());
+        std::str::from_utf8(bytes).map_err(|_| bad(why().into()))
+    };
     let mut loaded = Loaded::empty(format, path);
-    match format {
-        Format::Store => {
+    match Reader::of(format) {
+        Reader::Store => {
             let file = ProfileFile::read(bytes).map_err(|e| bad(e.into()))?;
             loaded.modules = Loaded::of_counts(file, path).modules;
-            return Ok(loaded);
         }
-        Format::PerfData => {
-            load_perf_data(bytes, input.sampled, code, &mut loaded).map_err(bad)?;
-            return Ok(loaded);
+        Reader::PerfData => load_perf_data(bytes, input.sampled, code, &mut loaded).map_err(bad)?,
+        Reader::Order(read) => loaded.order = read(text()?).map_err(|e| bad(e.into()))?,
+        Reader::Records(read) => {
+            let text = text()?;
+            let known = code.only(path)?;
+            let records = read(text, known, &mut loaded.notes).map_err(|e| bad(e.into()))?;
+            loaded.modules.push(LoadedModule {
+                path: known.path.clone(),
+                build_id: known.build_id(),
+                content: Content::Records(records),
+                sampled: input.sampled,
+            });
         }
-        _ => {}
     }
-    let text = std::str::from_utf8(bytes)
-        .map_err(|_| bad(format!("reading {}: it is not text in UTF-8", format.describe()).into()))?;
-    if format.holds() == Holds::Order {
-        let read =
-            if format == Format::SymbolOrder { order::read(text) } else { propeller::read_functions(text) };
-        loaded.order = read.map_err(|e| bad(e.into()))?;
-        return Ok(loaded);
-    }
-    let known = code.only(path)?;
-    let program = &known.analyzed.program;
-    let records = match format {
-        Format::PreAggregated => preaggregated::read(text).map_err(|e| bad(e.into()))?,
-        Format::BoltYaml => {
-            let read =
-                bolt_yaml::read(text, program, &known.names, &known.blocks).map_err(|e| bad(e.into()))?;
-            loaded.notes.extend(read.notes);
-            read.records
-        }
-        Format::AutoFdo => {
-            let read = autofdo::read(text, &known.names).map_err(|e| bad(e.into()))?;
-            loaded.notes.extend(read.notes);
-            read.records
-        }
-        _ => {
-            let read = fdata::read(text, &known.names, program, &known.blocks).map_err(|e| bad(e.into()))?;
-            if !read.unknown.is_empty() {
-                let some: Vec<&str> = read.unknown.keys().take(3).map(String::as_str).collect();
-                loaded.notes.push(format!(
-                    "{} names of the profile are not in {} ({}, ...)",
-                    read.unknown.len(),
-                    known.path.display(),
-                    some.join(", ")
-                ));
-            }
-            read.records
-        }
-    };
-    loaded.modules.push(LoadedModule {
-        path: known.path.clone(),
-        build_id: known.build_id(),
-        content: Content::Records(records),
-        sampled: input.sampled,
-    });
     Ok(loaded)
+}
+
+fn read_bolt_yaml(text: &str, known: &Known, notes: &mut Vec<String>) -> Result<Records, FormatError> {
+    let read = bolt_yaml::read(text, &known.analyzed.program, &known.names, &known.blocks)?;
+    notes.extend(read.notes);
+    Ok(read.records)
+}
+
+fn read_autofdo(text: &str, known: &Known, notes: &mut Vec<String>) -> Result<Records, FormatError> {
+    let read = autofdo::read(text, &known.names)?;
+    notes.extend(read.notes);
+    Ok(read.records)
+}
+
+fn read_fdata(text: &str, known: &Known, notes: &mut Vec<String>) -> Result<Records, FormatError> {
+    let read = fdata::read(text, &known.names, &known.analyzed.program, &known.blocks)?;
+    if !read.unknown.is_empty() {
+        let some: Vec<&str> = read.unknown.keys().take(3).map(String::as_str).collect();
+        notes.push(format!(
+            "{} names of the profile are not in {} ({}, ...)",
+            read.unknown.len(),
+            known.path.display(),
+            some.join(", ")
+        ));
+    }
+    Ok(read.records)
 }
 
 fn load_perf_data(bytes: &[u8], sampled: Sampled, code: &mut Code, loaded: &mut Loaded) -> Result<(), Why> {

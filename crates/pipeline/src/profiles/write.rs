@@ -29,7 +29,13 @@ pub(super) fn encode(
     match format {
         Format::Store => return Ok(counts(loaded, code, notes)?.write()),
         Format::PerfData => return synth::perf_data(loaded, code, options, notes),
-        _ => {}
+        Format::Fdata
+        | Format::FdataNoLbr
+        | Format::BoltYaml
+        | Format::PreAggregated
+        | Format::AutoFdo
+        | Format::PropellerClusters
+        | Format::SymbolOrder => {}
     }
     let bad = |why: Why| PipelineError::BadFile { path: loaded.path.clone(), why };
     let module = choose(loaded, code)
