@@ -5,7 +5,7 @@ use crate::{Finding, Tree};
 /// Endings by which a word in a document is taken for a file of the repository.
 const FILES: [&str; 9] = [".c", ".cc", ".html", ".json", ".md", ".py", ".rs", ".sh", ".toml"];
 
-/// Every path that documents name (`README.md`, `CONTRIBUTING.md`, `SECURITY.md`, `docs`) exists.
+/// Every path that documents name (`docs`, and those that stand [`ELSEWHERE`]) exists.
 ///
 /// A word counts as a path if it stands in backticks, in a code block or as the target of a link, and either
 /// begins with a folder that the repository has at its top, or has a slash and ends like a source file, or is
@@ -36,10 +36,19 @@ pub fn named_paths(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether it is a document of the project: of those at the top, not the history.
+/// Documents of the project outside of `docs`: not the history, and not results, which are written once.
+const ELSEWHERE: [&str; 6] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "bench/README.md",
+    "bench/results/README.md",
+    "kernel/module/README.md",
+];
+
+/// Whether it is a document of the project.
 pub(super) fn is_document(path: &str) -> bool {
-    ["README.md", "CONTRIBUTING.md", "SECURITY.md"].contains(&path)
-        || (path.starts_with("docs/") && path.ends_with(".md"))
+    ELSEWHERE.contains(&path) || (path.starts_with("docs/") && path.ends_with(".md"))
 }
 
 /// The words in code: all of a line in a fenced block, else what stands in backticks.
