@@ -315,6 +315,20 @@ fn documents_can_be_read_in_one_go() {
 }
 
 #[test]
+fn the_design_links_each_idea_that_was_given_up() {
+    holds(tidy::linked_decisions);
+    let decisions = [("docs/decisions/001-a.md", ""), ("docs/decisions/002-b.md", "[a](001-a.md)")];
+    let found =
+        |page: &str, text: &str| places(tidy::linked_decisions, &[&decisions[..], &[(page, text)]].concat());
+    let link = "[a](../decisions/001-a.md) and [b](../decisions/002-b.md#why)";
+    let (first, second) = ("docs/decisions/001-a.md:0", "docs/decisions/002-b.md:0");
+    let none: [&str; 0] = [];
+    assert_eq!(found("docs/design/a.md", link), none);
+    assert_eq!(found("docs/usage/a.md", link), [first, second]);
+    assert_eq!(found("docs/design/a.md", "`docs/decisions/001-a.md`, [b](../decisions/002-b.md)"), [first]);
+}
+
+#[test]
 fn pages_for_users_and_of_the_design_have_no_dates() {
     holds(tidy::timeless_documents);
     for (line, wrong) in [

@@ -51,6 +51,18 @@ pub(super) fn is_document(path: &str) -> bool {
     ELSEWHERE.contains(&path) || (path.starts_with("docs/") && path.ends_with(".md"))
 }
 
+/// Every idea that was given up is told of where somebody would have it again: a page of the design links it.
+pub fn linked_decisions(tree: &Tree) -> Vec<Finding> {
+    let folder = |path: &str, folder: &str| path.starts_with(folder) && path.ends_with(".md");
+    let pages = || tree.files.iter().filter(|f| folder(&f.path, "docs/design/"));
+    let linked = |decision: &str| {
+        pages().any(|page| links(&page.text).any(|target| link_path(&page.path, target) == decision))
+    };
+    let alone = tree.files.iter().filter(|f| folder(&f.path, "docs/decisions/") && !linked(&f.path));
+    let what = "no page of docs/design links it: add the link where the rule stands that it explains";
+    alone.map(|f| Finding { path: f.path.clone(), line: 0, what: what.into() }).collect()
+}
+
 /// The words in code: all of a line in a fenced block, else what stands in backticks.
 fn code_words(line: &str, fenced: bool) -> Vec<String> {
     let spans: Vec<&str> = if fenced { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
@@ -85,6 +97,11 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
 }
 
 fn link_exists(tree: &Tree, document: &str, target: &str) -> bool {
+    tree.paths.contains(&link_path(document, target))
+}
+
+/// What a link of `document` leads to, from the repository's root.
+fn link_path(document: &str, target: &str) -> String {
     let mut parts: Vec<&str> = document.split('/').collect();
     parts.pop();
     for part in target.trim_end_matches('/').split('/') {
@@ -96,7 +113,7 @@ fn link_exists(tree: &Tree, document: &str, target: &str) -> bool {
             part => parts.push(part),
         }
     }
-    tree.paths.contains(&parts.join("/"))
+    parts.join("/")
 }
 
 /// No file names a folder of somebody's machine.

@@ -16,7 +16,7 @@ mod sources;
 pub use circles::circles;
 pub use definitions::defining_modules;
 pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
-pub use documents::{crate_docs, machine_paths, named_paths};
+pub use documents::{crate_docs, linked_decisions, machine_paths, named_paths};
 pub use elf_files::elf_files;
 pub use errors::kept_sources;
 pub use instruction_set::{contract, instruction_set};
@@ -32,7 +32,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 23] = [
+pub const RULES: [(&str, Rule); 24] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -52,6 +52,7 @@ pub const RULES: [(&str, Rule); 23] = [
     ("machine_paths", machine_paths),
     ("document_lengths", document_lengths),
     ("timeless_documents", timeless_documents),
+    ("linked_decisions", linked_decisions),
     ("crate_docs", crate_docs),
     ("printing", printing),
     ("dependencies", dependencies),
