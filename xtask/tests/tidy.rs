@@ -329,6 +329,52 @@ fn the_design_links_each_idea_that_was_given_up() {
 }
 
 #[test]
+fn gains_are_those_that_were_measured() {
+    holds(tidy::gains);
+    let measured = "\
+| postgres, one | 88 | 0.5 [0.4, 0.6] | 0.3 | faster |
+<!-- bench:begin -->
+| program and load | rounds | CPU time [interval] | user CPU time | verdict |
+|---|---|---|---|---|
+| postgres, one | 88 | 0.701 [0.675, 0.731] | 0.617 [0.601, 0.645] | faster |
+| postgres, two | 88 | 0.746 [0.725, 0.769] | 0.675 [0.657, 0.695] | faster |
+| python3 as a file | 88 | 0.979 [0.940, 1.005] | 0.985 [0.939, 1.028] | unclear |
+<!-- bench:end -->
+| redis | 88 | 0.9 [0.8, 1.0] | 0.9 | faster |
+";
+    let at = |row: &str| {
+        let text =
+            format!("CPU time for the same work:\n\n| program | load |\n|---|---|\n{row}\n\n| a | 0.1 |\n");
+        places(tidy::gains, &[("README.md", &text), ("docs/benchmarks.md", measured)])
+    };
+    let none: [&str; 0] = [];
+    for good in ["| PostgreSQL | one 0.70, two 0.75 |", "| `python3` | no difference could be shown. |"] {
+        assert_eq!(at(good), none, "{good}");
+    }
+    for bad in [
+        "| PostgreSQL | one 0.70, two 0.74 |",
+        "| PostgreSQL | one 0.75, two 0.70 |",
+        "| PostgreSQL | one 0.70 |",
+        "| PostgreSQL | one 0.62, two 0.68 |",
+        "| python3 | 0.98 |",
+        "| redis | 0.90 |",
+        "| PostgreSQL | one 0.70 | two 0.75 |",
+    ] {
+        assert_eq!(at(bad), ["README.md:5"], "{bad}");
+    }
+}
+
+/// The table that the rule reads is there: with none, it would find nothing.
+#[test]
+fn the_table_of_gains_is_found() {
+    let text = |path: &str| REPOSITORY.files.iter().find(|f| f.path == path).map(|f| f.text.clone());
+    let (readme, measured) = (text("README.md").unwrap(), text("docs/benchmarks.md").unwrap());
+    let without = measured.replace("<!-- bench:begin -->", "");
+    let found = places(tidy::gains, &[("README.md", &readme), ("docs/benchmarks.md", &without)]);
+    assert!(found.len() >= 3, "{found:?}");
+}
+
+#[test]
 fn pages_for_users_and_of_the_design_have_no_dates() {
     holds(tidy::timeless_documents);
     for (line, wrong) in [

@@ -6,6 +6,7 @@ mod dependencies;
 mod documents;
 mod elf_files;
 mod errors;
+mod gains;
 mod instruction_set;
 mod layers;
 mod printing;
@@ -19,6 +20,7 @@ pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
 pub use documents::{crate_docs, linked_decisions, machine_paths, named_paths};
 pub use elf_files::elf_files;
 pub use errors::kept_sources;
+pub use gains::gains;
 pub use instruction_set::{contract, instruction_set};
 pub use layers::{LAYERS, layers};
 pub use printing::printing;
@@ -32,7 +34,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 24] = [
+pub const RULES: [(&str, Rule); 25] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -53,6 +55,7 @@ pub const RULES: [(&str, Rule); 24] = [
     ("document_lengths", document_lengths),
     ("timeless_documents", timeless_documents),
     ("linked_decisions", linked_decisions),
+    ("gains", gains),
     ("crate_docs", crate_docs),
     ("printing", printing),
     ("dependencies", dependencies),
