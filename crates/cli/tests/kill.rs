@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::truth::assert_truthful;
+use common::oracle::assert_truthful;
 use common::{Random, Restitch, Target, code, look, stoppable};
 use restitch_testkit::{Guarded, Server, compile, program, require, wait_until};
 use std::os::unix::fs::MetadataExt;

@@ -15,8 +15,9 @@ pub struct Continuous {
     pub samples: u64,
     /// Sets of them that were compared.
     pub sample_sets: u64,
-    /// Ways of working that are known.
-    pub behaviours: u64,
+    /// Program phases (ways of working) that are known.
+    #[serde(rename = "behaviours")]
+    pub program_phases: u64,
     /// Why it ended, in words; `None` while it goes on.
     pub ended: Option<String>,
 }
@@ -53,7 +54,7 @@ impl Continuous {
                 digits(self.seconds),
                 counted(self.samples, "sample"),
                 counted(self.sample_sets, "set"),
-                counted(self.behaviours, "way"),
+                counted(self.program_phases, "way"),
             ),
         ));
         rows

@@ -208,7 +208,7 @@ fn sample() -> RunResult {
         seconds: 1234.5,
         samples: 45_000,
         sample_sets: 45,
-        behaviours: 2,
+        program_phases: 2,
         ended: Some("the process has ended".into()),
     });
     result.phases =

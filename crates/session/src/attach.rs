@@ -58,18 +58,18 @@ pub(crate) fn attach_round(
     watcher: &mut dyn Watcher,
 ) -> Result<Attached, SessionError> {
     let result = until_modules_stay(watcher, |churn, watcher| {
-        let mut phases = Timings::new();
+        let mut timings = Timings::new();
         let inputs = Inputs::read(options, round)?;
         let family = at_work(options.pid, options.tree, watcher);
         let (mut set, result) = open(options, &family, churn)?;
         let windows = windows_for(options, &set)?;
-        phases.end("opening");
+        timings.end("opening");
         if !options.dry_run {
             set.room_for_more()?;
         }
         or_given_back(&mut set, watcher, |set, watcher| {
             let left_out = LeftOut::default();
-            let job = Job { options, churn, set: &mut *set, windows, left_out, phases, result, watcher };
+            let job = Job { options, churn, set: &mut *set, windows, left_out, timings, result, watcher };
             let attached = attach_to(job, &inputs);
             attached.map_err(|error| with_what_is_left(or_departure(error, set), set.leader.target()))
         })
@@ -112,7 +112,7 @@ fn attach_to(mut job: Job<'_>, inputs: &Inputs<'_>) -> Result<Attached, SessionE
     let Found { before, samples, mut chosen, profiled } = found;
     let Some(mut profiled) = profiled else {
         job.left_out.tell(&mut job.result);
-        job.phases.end("planning");
+        job.timings.end("planning");
         return Ok(attached(job, ProfileFile::default(), samples, &[]));
     };
     let counted = complete(&mut job, inputs, &mut chosen, &mut profiled)?;
@@ -128,7 +128,7 @@ fn attach_to(mut job: Job<'_>, inputs: &Inputs<'_>) -> Result<Attached, SessionE
     tell_of_switches(&mut job, &profiled.switch, &switched);
     judge(&mut job, &before)?;
     large_page_bytes(job.set, &made.versions, &mut job.result);
-    job.phases.end("measuring");
+    job.timings.end("measuring");
     job.result.target = target_of(job.set);
     Ok(attached(job, counted, samples, &made.versions))
 }
@@ -142,7 +142,7 @@ fn take_back_what_was_there(job: &mut Job<'_>, round: Round<'_>) -> Result<(), S
     if job.set.all().any(|l| !l.journal().is_empty()) && !job.options.dry_run && !stays {
         job.watcher.note("the process is under restitch already: it gets its original code back first");
         job.take_back()?;
-        job.phases.end("take back what was there");
+        job.timings.end("take back what was there");
     }
     Ok(())
 }
@@ -216,8 +216,8 @@ fn put_in_force(
 ) -> Result<SwitchReport, SessionError> {
     job.watcher.phase("moving over", None);
     let switched = job.set.switch(&made.versions, VersionKind::Optimized, job.watcher)?;
-    job.phases.end("moving over");
-    let in_force_ms = job.phases.elapsed_ms();
+    job.timings.end("moving over");
+    let in_force_ms = job.timings.elapsed_ms();
     if switched.patched == 0 {
         job.take_back()?;
         return Err(SessionError::nothing_to_do(
@@ -232,7 +232,7 @@ fn put_in_force(
 /// The modules, their layouts and versions, and what was left out.
 fn describe(job: &mut Job<'_>, chosen: &[Chosen], made: &Optimized) {
     job.result.modules = made.reports(chosen, job.options);
-    job.phases.end("report");
+    job.timings.end("report");
     job.left_out.tell(&mut job.result);
 }
 
@@ -243,7 +243,7 @@ fn tell_of_switches(job: &mut Job<'_>, counting: &SwitchReport, switched: &Switc
         let told = format!("process {pid}: version {number} stays mapped, unused: {why}");
         job.result.warnings.push(told);
     }
-    job.phases.end("unmapping former versions");
+    job.timings.end("unmapping former versions");
     (job.result.outcome, job.result.exit_code) = (Outcome::InForce, ExitCode::Done.number());
 }
 
@@ -262,6 +262,6 @@ fn attached(
     let modules = job.set.leader.target().modules.clone();
     let expected = copied as f64 / samples.total.max(1) as f64;
     let mut result = job.result;
-    job.phases.finish(&mut result);
+    job.timings.finish(&mut result);
     Attached { result, counted, samples, modules, expected }
 }

@@ -63,7 +63,7 @@ pub(crate) struct Job<'a> {
     pub set: &'a mut ProcessSet,
     pub windows: Windows,
     pub left_out: LeftOut,
-    pub phases: Timings,
+    pub timings: Timings,
     pub result: RunResult,
     pub watcher: &'a mut dyn Watcher,
 }

@@ -40,12 +40,12 @@ pub(crate) fn take_given(given: &GivenProfile, job: &mut Job<'_>) -> Result<Foun
         let (program, file) = (target.modules[target.program].path.display(), given.path().display());
         job.result.warnings.push(format!("{file} has no counts of {program} itself, which stays as it is"));
     }
-    job.phases.end("analysis");
+    job.timings.end("analysis");
     if job.windows.can_measure() && !job.options.dry_run {
         job.watcher.phase("measuring", Some(job.options.measure.as_secs_f64()));
         job.windows.measure(job.options.measure);
         heed()?;
-        job.phases.end("measuring before");
+        job.timings.end("measuring before");
     }
     let profiled = Profiled { source: given.path().display().to_string(), ..Profiled::of_records(profiles) };
     Ok(Found { before: job.windows.take(), samples: IpSamples::default(), chosen, profiled: Some(profiled) })
@@ -79,7 +79,7 @@ fn sample(job: &mut Job<'_>, length: Length) -> Result<(Vec<Window>, IpSamples, 
     let look = look_at(job.set, length, &mut job.windows)?;
     heed()?;
     let before = look.before.clone();
-    job.phases.end("sampling");
+    job.timings.end("sampling");
     job.watcher.phase("analysing", None);
     let (samples, mut analyses) = look.finish();
     enough(job, &samples)?;
@@ -87,7 +87,7 @@ fn sample(job: &mut Job<'_>, length: Length) -> Result<(Vec<Window>, IpSamples, 
     left.into_iter().for_each(|(path, n, why)| job.left_out.add(&path, n, why));
     job.churn.leave_out(&mut chosen, &mut job.left_out);
     job.result.other_modules = Some(others(job.set, &samples));
-    job.phases.end("analysis");
+    job.timings.end("analysis");
     heed()?;
     if chosen.is_empty() {
         let why = format!("no module with enough samples can be moved{}", job.left_out.reasons());
@@ -105,7 +105,7 @@ fn enough(job: &Job<'_>, samples: &IpSamples) -> Result<(), SessionError> {
          longer --duration",
         job.set.leader.target().pid(),
         samples.total,
-        job.phases.list.last().map_or(0.0, |p| p.ms / 1e3)
+        job.timings.list.last().map_or(0.0, |p| p.ms / 1e3)
     )))
 }
 
@@ -120,7 +120,7 @@ fn by_samples(
     let overhead = job.options.overhead;
     let profiles = profiles_of_samples(job.set, chosen, source, overhead, time, samples, job.watcher)?;
     heed()?;
-    job.phases.end("sampling for the profile");
+    job.timings.end("sampling for the profile");
     let source = if source == SourceChoice::Ip { "instruction samples" } else { "branch records" };
     Ok(Profiled { seconds: time.as_secs_f64(), source: source.into(), ..Profiled::of_records(profiles) })
 }
@@ -134,13 +134,13 @@ fn by_records(
 ) -> Result<Profiled, SessionError> {
     if job.set.all().any(|live| !live.journal().is_empty()) {
         job.take_back()?;
-        job.phases.end("take back what was there");
+        job.timings.end("take back what was there");
     }
     let overhead = job.options.overhead;
     let (profiles, missed) = profiles_of_records(job.set, chosen, source, overhead, time, job.watcher)?;
     job.result.warnings.extend(missed);
     heed()?;
-    job.phases.end("tracing");
+    job.timings.end("tracing");
     Ok(Profiled { seconds: time.as_secs_f64(), ..Profiled::of_records(profiles) })
 }
 
@@ -235,7 +235,7 @@ fn by_counting(
     vote: bool,
 ) -> Result<Profiled, SessionError> {
     let (counting, versions) = make_counting(job.set, chosen, &mut job.left_out, vote)?;
-    job.phases.end("counting version");
+    job.timings.end("counting version");
     heed()?;
     for (c, m) in counting.iter().zip(chosen.iter()) {
         let name = m.path.file_name().unwrap_or_default().to_string_lossy();
@@ -245,7 +245,7 @@ fn by_counting(
         ));
     }
     let (derived, switch, time) = count(job.set, chosen, &counting, &versions, length, job.watcher)?;
-    job.phases.end("counting");
+    job.timings.end("counting");
     heed()?;
     let edges: usize = derived.iter().map(|d| d.executed.edges).sum();
     let exact: usize = derived.iter().map(|d| d.executed.exact_edges).sum();

@@ -87,7 +87,7 @@ pub(crate) fn build_versions(
         let draft = Draft::of(source_of(module, &origin, options), entrances);
         (module, origin, draft)
     });
-    job.phases.end("layout");
+    job.timings.end("layout");
     heed()?;
     let planned = placed(job.set, drafted, options)?;
     let emitted = parallel::map(planned, |planned| -> Result<_, SessionError> {
@@ -95,7 +95,7 @@ pub(crate) fn build_versions(
         let emitted = draft.emit(source_of(module, &origin, options), place?, &bound)?;
         Ok((module, origin, emitted))
     });
-    job.phases.end("emission");
+    job.timings.end("emission");
     heed()?;
     let checked = parallel::map(emitted, |emitted| {
         let (module, origin, emitted) = emitted?;
@@ -103,7 +103,7 @@ pub(crate) fn build_versions(
         Ok(((origin, made.layout), (module.index, made.version)))
     });
     let kept = job.left_out.keep(chosen, checked)?;
-    job.phases.end("check");
+    job.timings.end("check");
     heed()?;
     let (made, versions) = kept.into_iter().unzip();
     Ok(Optimized { made, versions })

@@ -447,7 +447,7 @@ impl Session<'_> {
             seconds: self.begun.elapsed().as_secs_f64(),
             samples: self.samples,
             sample_sets: self.phases.sets(),
-            behaviours: self.phases.len() as u64,
+            program_phases: self.phases.len() as u64,
             ended,
         }
     }

@@ -62,14 +62,14 @@ pub fn analyze_file(path: &Path) -> Result<AnalyzeFile, SessionError> {
 /// # Errors
 /// [`SessionError`]; an existing output file is as it was.
 pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
-    let mut phases = Timings::new();
+    let mut timings = Timings::new();
     check_writable(&options.output)?;
     watcher.phase("analysing", None);
     let mut module = load_changeable(&options.program)?;
-    phases.end("analysis");
+    timings.end("analysis");
     let request = ProfileRequest { program: &options.program, profile: &options.profile };
     let (profile, warnings) = read_profile(request, &module)?;
-    phases.end("profile");
+    timings.end("profile");
     options.version.prepare(&mut module.program);
     watcher.phase("laying out", None);
     let source =
@@ -83,16 +83,16 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
         let start = restitch_apply_elf::place(&module.image, draft.room(&module), &file).map_err(refused)?;
         Ok(Place { number: 1, start, counters: start, bias: None })
     };
-    let made = build_version(source, entrances, place, &mut phases)?;
+    let made = build_version(source, entrances, place, &mut timings)?;
     watcher.phase("writing", None);
     let plan = restitch_apply_elf::plan_output(&module.image, &made.version, &file).map_err(refused)?;
     write_output(&plan, &options.program, &options.output)?;
-    phases.end("write");
+    timings.end("write");
     let mut result = RunResult::new("optimize", report::Target::file(&options.program));
     result.warnings = warnings;
     result.modules.push(module_report(source, &made.layout, &made.version));
-    phases.end("report");
-    phases.finish(&mut result);
+    timings.end("report");
+    timings.finish(&mut result);
     result.outcome = Outcome::Written;
     result.exit_code = ExitCode::Done.number();
     Ok(result)

@@ -45,7 +45,7 @@ pub struct InstrumentOptions {
 /// # Errors
 /// [`SessionError`]; an existing output file is as it was.
 pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Result<RunResult, SessionError> {
-    let mut phases = Timings::new();
+    let mut timings = Timings::new();
     check_writable(&options.output)?;
     check_writable(&options.counts)?;
     let absolute = |path: &Path| {
@@ -59,7 +59,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     watcher.phase("analysing", None);
     let module = load_changeable(&options.program)?;
     let program = &module.program;
-    phases.end("analysis");
+    timings.end("analysis");
     let refused = |why| PipelineError::of_elf(&options.program, why);
 
     watcher.phase("counting version", None);
@@ -69,7 +69,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
         return Err(SessionError::nothing_to_do("none of its functions can be counted"));
     }
     let layout = counting_layout(program, &plan);
-    phases.end("counter placement");
+    timings.end("counter placement");
     let votes = voting_calls(program, &plan.scope);
     let area = area_len(CounterWidth::Bits64, plan.counted.len(), votes.len())
         .next_multiple_of(restitch_address::PAGE);
@@ -78,9 +78,9 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let place = Place { number: 1, start, counters: area, bias: None };
     let wanted = Wanted::counting(&plan.counted, &votes);
     let version = emit_version(&options.program, &module, &layout, place, wanted)?;
-    phases.end("emission");
+    timings.end("emission");
     let version = check_version(&options.program, &module, &layout, version, None)?;
-    phases.end("check");
+    timings.end("check");
 
     watcher.phase("writing", None);
     let missing = version.counters.as_ref().map(|c| c.missing.clone()).unwrap_or_default();
@@ -101,14 +101,14 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
             options.counts.display()
         ),
     })?;
-    phases.end("write");
+    timings.end("write");
 
     let mut result = RunResult::new("instrument", report::Target::file(&options.program));
     let mut entry = module.report(&options.program.display().to_string());
     entry.version = Some(version_summary(&version));
     entry.counting = Some(derivation::planned(&plan, missing.len()));
     result.modules.push(entry);
-    phases.finish(&mut result);
+    timings.finish(&mut result);
     result.outcome = Outcome::Written;
     result.exit_code = ExitCode::Done.number();
     Ok(result)
@@ -134,7 +134,7 @@ pub(crate) fn from_counts(
     paths: &[PathBuf],
     watcher: &mut dyn Watcher,
 ) -> Result<(ProfileFile, RunResult), SessionError> {
-    let mut phases = Timings::new();
+    let mut timings = Timings::new();
     watcher.phase("reading counts", None);
     let mut file = ProfileFile { modules: Vec::new() };
     let mut result = RunResult::new("record", report::Target::file(Path::new("")));
@@ -174,8 +174,8 @@ pub(crate) fn from_counts(
             "the counts are all zero: run the instrumented program first (where it can open the counts file)";
         return Err(SessionError::nothing_to_do(why));
     }
-    phases.end("counts to profile");
+    timings.end("counts to profile");
     derivation::finish(&mut result, "counts file", 0.0);
-    phases.finish(&mut result);
+    timings.finish(&mut result);
     Ok((file, result))
 }

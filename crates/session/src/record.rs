@@ -98,7 +98,7 @@ fn record_process(
     churn: &ModuleChurn,
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
-    let phases = Timings::new();
+    let timings = Timings::new();
     let family = at_work(pid, tree, watcher);
     let pid = family.leader;
     refuse_unchangeable(pid)?;
@@ -106,7 +106,7 @@ fn record_process(
     set.left_out().iter().for_each(|told| watcher.note(told));
     set.room_for_more()?;
     or_given_back(&mut set, watcher, |set, watcher| {
-        record_set(set, duration, churn, &family, phases, watcher)
+        record_set(set, duration, churn, &family, timings, watcher)
             .map_err(|error| with_what_is_left(or_departure(error, set), set.leader.target()))
     })
     .map_err(|error| family.explain(error))
@@ -118,7 +118,7 @@ fn record_set(
     duration: Duration,
     churn: &ModuleChurn,
     family: &ProcessFamily,
-    mut phases: Timings,
+    mut timings: Timings,
     watcher: &mut dyn Watcher,
 ) -> Result<Recorded, SessionError> {
     let pid = set.leader.target().pid();
@@ -131,7 +131,7 @@ fn record_set(
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
     let samples = sample(set, sampling)?;
     heed()?;
-    phases.end("sampling");
+    timings.end("sampling");
     watcher.phase("analysing", None);
     let mut left_out = LeftOut::default();
     let (mut chosen, left) = choose(set, &samples, &mut Analyses::new())?;
@@ -147,16 +147,16 @@ fn record_set(
             ),
         }));
     }
-    phases.end("analysis");
+    timings.end("analysis");
     let (counting, versions) = make_counting(set, &mut chosen, &mut left_out, true)?;
-    phases.end("counting version");
+    timings.end("counting version");
     heed()?;
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
     let length = Length::Exactly(rest);
     let derived = count(set, &chosen, &counting, &versions, length, watcher).map(|d| (d.0, d.2));
     set.switch(&[], VersionKind::Counting, watcher)?;
     set.reclaim();
-    phases.end("counting");
+    timings.end("counting");
     let (derived, counted) = derived?;
     let mut result = RunResult::new("record", crate::attach_summary::target_of(set));
     result.warnings.extend(family.warnings());
@@ -164,7 +164,7 @@ fn record_set(
     describe(&mut result, &chosen, &counting, &derived);
     left_out.tell(&mut result);
     derivation::finish(&mut result, "counting version", counted.as_secs_f64());
-    phases.finish(&mut result);
+    timings.finish(&mut result);
     Ok((profile_file(&chosen, &derived), result))
 }
 
@@ -174,11 +174,11 @@ fn record_command(
     only: &[String],
     watcher: &mut dyn Watcher,
 ) -> Result<(Recorded, i32), SessionError> {
-    let mut phases = Timings::new();
+    let mut timings = Timings::new();
     refuse_far(command.get_program())?;
     watcher.phase("running", None);
     let followed = follow(command, only, watcher)?;
-    phases.end("running");
+    timings.end("running");
     let (parts, modules): (Vec<_>, Vec<_>) = followed.images.profiles().into_iter().unzip();
     let target = Target { program: followed.program, pid: None, processes: followed.counted, threads: 0 };
     let mut result = RunResult::new("record", target);
@@ -192,8 +192,8 @@ fn record_command(
     result.modules = modules;
     result.warnings = followed.warnings;
     derivation::finish(&mut result, "counting versions", 0.0);
-    phases.end("counts to profile");
-    phases.finish(&mut result);
+    timings.end("counts to profile");
+    timings.finish(&mut result);
     Ok(((ProfileFile { modules: parts }, result), followed.status))
 }
 

@@ -5,8 +5,8 @@
 pub mod batching;
 pub mod look;
 pub mod moving;
+pub mod oracle;
 pub mod target;
-pub mod truth;
 
 #[allow(unused_imports, reason = "each test binary uses its part of this module")]
 pub use target::{Target, linked, stoppable};

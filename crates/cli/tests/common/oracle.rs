@@ -24,8 +24,11 @@ pub fn parse(text: &str) -> Said {
             let number = rest.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
             let kind = if line.contains(": counting,") { "counting" } else { "optimized" };
             said.versions.push((number, kind.to_owned(), line.ends_with(", retired")));
-        } else if let Some(rest) = line.strip_suffix(" places patched") {
-            said.places = rest.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+        } else if let Some(rest) =
+            line.strip_suffix(" places patched").or(line.strip_suffix(" place patched"))
+        {
+            let number = rest.rsplit(' ').next().unwrap_or_default().replace(',', "");
+            said.places = number.parse().expect("a number");
         }
     }
     said
