@@ -214,13 +214,20 @@ pub enum ProcessError {
         waited: Duration,
     },
     /// There is no journal for the process.
-    #[error("process {pid} is not under restitch: there is no journal for it in {dir}")]
+    #[error("process {pid} is not under restitch: there is no journal for it in {dir}{}", of_root(*pid, *.is_roots))]
     NotAttached {
         /// The process.
         pid: i32,
         /// Where journals are.
         dir: PathBuf,
+        /// Whether these are root's.
+        is_roots: bool,
     },
+}
+
+/// What somebody does who sees no journals but their own.
+fn of_root(pid: i32, is_roots: bool) -> String {
+    if is_roots { String::new() } else { format!("; if root has optimized it: `sudo restitch revert {pid}`") }
 }
 
 impl ProcessError {
@@ -262,5 +269,17 @@ fn is_no_longer(modules: &[PathBuf]) -> String {
         0 | 1 => format!("{first} is no longer"),
         2 => format!("{first} and another module are no longer"),
         n => format!("{first} and {} other modules are no longer", n - 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_sees_no_journals_of_root_is_told_so() {
+        let said = |is_roots| ProcessError::NotAttached { pid: 7, dir: "/dir".into(), is_roots }.to_string();
+        assert!(said(false).ends_with("for it in /dir; if root has optimized it: `sudo restitch revert 7`"));
+        assert!(said(true).ends_with("for it in /dir"));
     }
 }

@@ -14,7 +14,7 @@ use restitch_session::{
     AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric, NotStarted,
     OptimizeOptions, OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject,
     analyze_file, attach, begin_start, continuous, doctor, instrument, kept_for_cores, optimize,
-    or_interrupted, record, revert, status,
+    or_interrupted, record, revert, sees_roots, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -270,11 +270,15 @@ fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
 
 fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {
     let list = status(pid)?;
+    let sees_roots = sees_roots()?;
     if list.is_empty() {
-        println!("no process is under restitch");
+        println!("{}", none_of_own(sees_roots));
     }
     for process in &list {
         print_status(process);
+        if is_original(process) && !sees_roots {
+            println!("  (if root has optimized it: `sudo restitch status {}`)", process.pid);
+        }
     }
     let kept = kept_for_cores()?;
     if pid.is_none() && kept.versions > 0 {
@@ -286,6 +290,20 @@ fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {
         );
     }
     Ok(ExitCode::Done.number())
+}
+
+/// There is no process in the user's state directory; those of others cannot be seen.
+const fn none_of_own(sees_roots: bool) -> &'static str {
+    if sees_roots {
+        "no process that root has optimized is under restitch"
+    } else {
+        "no process of yours is under restitch (`sudo restitch status` shows those that root has optimized)"
+    }
+}
+
+/// Nothing in it is known.
+fn is_original(p: &ProcessStatus) -> bool {
+    p.versions.is_empty() && p.patches == 0
 }
 
 fn print_status(p: &ProcessStatus) {
@@ -300,7 +318,7 @@ fn print_status(p: &ProcessStatus) {
 }
 
 fn print_versions(p: &ProcessStatus) {
-    if p.versions.is_empty() && p.patches == 0 {
+    if is_original(p) {
         println!("{} {}: original code", p.pid, p.program);
         return;
     }
@@ -370,4 +388,16 @@ fn doctor_command() -> Result<i32, SessionError> {
         }
     );
     Ok(if can { ExitCode::Done } else { ExitCode::NotPermitted }.number())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_sees_nothing_is_told_what_may_be_unseen() {
+        let (user, root) = (none_of_own(false), none_of_own(true));
+        assert!(user.starts_with("no process of yours") && user.contains("sudo restitch status"), "{user}");
+        assert!(root.contains("root has optimized") && !root.contains("sudo"), "{root}");
+    }
 }

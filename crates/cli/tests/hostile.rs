@@ -229,6 +229,32 @@ fn a_pipe_in_place_of_a_module_is_not_waited_for() {
     let _ = std::fs::remove_dir_all(std::env::temp_dir().join(format!("restitch-hostile-{}", process.pid())));
 }
 
+/// What root has optimized, others do not see, and are not told that it is not there.
+#[test]
+fn others_are_told_that_they_see_their_own() {
+    if !is_root() {
+        return restitch_testkit::skipped("only root can run as another user");
+    }
+    let Some(program) = stoppable("switch.c", &["-O2"]) else { return };
+    let restitch = Restitch::new();
+    let mut target = Target::start(&program);
+    restitch.attach(target.pid(), &[]).expect(code::DONE);
+    let folder = scratch();
+    set_mode(folder.path(), 0o777);
+    let (binary, state) = (folder.path().join("restitch"), folder.path().join("state"));
+    copy_program(Path::new(env!("CARGO_BIN_EXE_restitch")), &binary).expect("room for a copy");
+    let mut command = Command::new(&binary);
+    command.arg("status").env("RESTITCH_STATE_DIR", &state).uid(USER).gid(USER);
+    let told = common::finish(&mut command);
+    told.expect(code::DONE);
+    assert!(told.stdout.starts_with("no process of yours is under restitch (`sudo"), "{}", told.stdout);
+    target.assert_goes_back(&restitch);
+    let none = restitch.run(&["status"]);
+    none.expect(code::DONE);
+    assert_eq!(none.stdout.lines().next(), Some("no process that root has optimized is under restitch"));
+    target.stop();
+}
+
 /// Others hold locks on everything that they can open.
 #[test]
 fn locks_of_others_hold_nobody_up() {

@@ -76,4 +76,4 @@ pub use restitch_recording::trace_record::{
 };
 pub use restitch_trace::{BurstEnd, LookAhead, Refusal};
 pub use restitch_tracee::{AskedToEnd, NotStarted, OwnChild};
-pub use status::{KeptForCores, ProcessStatus, Reverted, kept_for_cores, revert, status};
+pub use status::{KeptForCores, ProcessStatus, Reverted, kept_for_cores, revert, sees_roots, status};

@@ -58,6 +58,14 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
     Ok(out)
 }
 
+/// Whether `status` and `revert` see what root has optimized: each user sees their own, and no other's.
+///
+/// # Errors
+/// If the state directory cannot be used.
+pub fn sees_roots() -> Result<bool, SessionError> {
+    Ok(StateDir::open()?.is_roots())
+}
+
 /// Versions that no process needs to have any more, and are kept for core files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptForCores {
@@ -182,7 +190,8 @@ pub(crate) fn revert_where(
     if reverted.processes.iter().all(|(_, what)| matches!(what, GivenBack::NothingThere)) {
         let dir = StateDir::open()?;
         dir.collect_garbage();
-        return Err(ProcessError::NotAttached { pid, dir: dir.path().to_path_buf() }.into());
+        let (is_roots, dir) = (dir.is_roots(), dir.path().to_path_buf());
+        return Err(ProcessError::NotAttached { pid, dir, is_roots }.into());
     }
     Ok(reverted)
 }

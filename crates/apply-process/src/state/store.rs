@@ -78,6 +78,11 @@ impl StateDir {
         &self.path
     }
 
+    /// Whether it is root's. Each user has one of their own, and sees no other's.
+    pub fn is_roots(&self) -> bool {
+        effective_user() == 0
+    }
+
     /// The journal of a process.
     pub fn journal(&self, process: ProcessId) -> PathBuf {
         self.path.join(format!("{}-{}.json", process.pid, process.start_time))
