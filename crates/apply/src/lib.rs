@@ -1,4 +1,4 @@
-//! The contract that every applier keeps: process, ELF file, and (later) kernel.
+//! The contract that every applier keeps: of processes (`apply-process`), and of ELF files (`apply-elf`).
 //!
 //! Numbered duties of a backend:
 //! 1. **plan** computes everything before anything is touched. A plan is data: ordered [`Write`]s, each with

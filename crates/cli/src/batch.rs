@@ -10,7 +10,7 @@ use restitch_batch::config::Config;
 use restitch_batch::{
     BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, optimize_pending,
 };
-use restitch_report::visible_line;
+use restitch_report::{counted, visible_line};
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, layout_choice, write_result};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -199,10 +199,10 @@ fn text(report: &BatchReport) -> String {
     }
     for l in &report.left {
         out.push_str(&format!(
-            "  left alone: {} ({:.1} s in {} runs): {}\n",
+            "  left alone: {} ({:.1} s in {}): {}\n",
             visible_line(&l.path.to_string_lossy()),
             l.seconds,
-            l.runs,
+            counted(l.runs, "run"),
             visible_line(&l.why)
         ));
     }
@@ -216,7 +216,7 @@ fn text(report: &BatchReport) -> String {
         out.push_str("  a process in the background does what the command was too short for\n");
     }
     if let Some(count) = report.exported {
-        out.push_str(&format!("  exported: {count} optimized modules\n"));
+        out.push_str(&format!("  exported: {}\n", counted(count as u64, "optimized module")));
     }
     out
 }
@@ -228,8 +228,8 @@ fn optimized(o: &Optimized) -> String {
         visible_line(&o.path.to_string_lossy()),
         if o.replaced { " (until another build replaced it)" } else { "" },
         match (o.in_force, o.new) {
-            (false, _) => format!("profiled in {} runs, not laid out yet", o.profiled_runs),
-            (true, true) => format!("optimized in this session, from {} runs", o.profiled_runs),
+            (false, _) => format!("profiled in {}, not laid out yet", counted(o.profiled_runs, "run")),
+            (true, true) => format!("optimized in this session, from {}", counted(o.profiled_runs, "run")),
             (true, false) => "optimized before".into(),
         }
     );
@@ -241,8 +241,8 @@ fn optimized(o: &Optimized) -> String {
     ];
     for (name, runs) in kinds.into_iter().filter(|(_, r)| r.runs > 0) {
         out.push_str(&format!(
-            "    {name:>9}: {} runs, {:.1} s of user code, {:.3} s a run\n",
-            runs.runs,
+            "    {name:>9}: {}, {:.1} s of user code, {:.3} s a run\n",
+            counted(runs.runs, "run"),
             runs.seconds,
             per_run(runs)
         ));
@@ -267,11 +267,17 @@ fn optimized(o: &Optimized) -> String {
         ));
         match o.breaks_even_after {
             Some(n) if n <= o.optimized_runs_in_all => {
-                out.push_str(&format!("; {:.1} s of optimizing were saved after {n} runs", o.cost_seconds));
+                out.push_str(&format!(
+                    "; {:.1} s of optimizing were saved after {}",
+                    o.cost_seconds,
+                    counted(n, "run")
+                ));
             }
-            Some(n) => {
-                out.push_str(&format!("; {:.1} s of optimizing will be saved after {n} runs", o.cost_seconds))
-            }
+            Some(n) => out.push_str(&format!(
+                "; {:.1} s of optimizing will be saved after {}",
+                o.cost_seconds,
+                counted(n, "run")
+            )),
             None => {}
         }
         out.push('\n');
@@ -306,10 +312,10 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
                     _ => "optimized",
                 };
                 println!(
-                    "{}{} {state} from {} runs, {:.1} MiB, build id {}",
+                    "{}{} {state} from {}, {:.1} MiB, build id {}",
                     e.path.display(),
                     if replaced.contains(&e.build_id) { " (an older build)" } else { "" },
-                    e.profiled_runs,
+                    counted(e.profiled_runs, "run"),
                     cache.size(e) as f64 / f64::from(1 << 20),
                     e.build_id
                 );
@@ -327,7 +333,8 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
                 entries.iter().map(|e| cache.size(e)).chain(counting.iter().map(|c| c.bytes)).sum::<u64>();
             let modules: BTreeSet<&String> =
                 entries.iter().map(|e| &e.build_id).chain(counting.iter().map(|c| &c.build_id)).collect();
-            println!("{} modules, {:.1} MiB", modules.len(), bytes as f64 / f64::from(1 << 20));
+            let modules = counted(modules.len() as u64, "module");
+            println!("{modules}, {:.1} MiB", bytes as f64 / f64::from(1 << 20));
         }
         CacheCommand::Optimize { layout, background, .. } => {
             // In the background it is what a batch was told, which has seen to that itself.
@@ -344,7 +351,7 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
         CacheCommand::Prune { modules, .. } if !modules.is_empty() => {
             cache.check_writable()?;
             let (removed, unknown) = cache.forget(modules);
-            println!("{removed} modules removed");
+            println!("{} removed", counted(removed as u64, "module"));
             if !unknown.is_empty() {
                 let why = format!("nothing in the cache is named {}", unknown.join(", "));
                 return Err(SessionError::nothing_to_do(why));
@@ -353,7 +360,7 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
         CacheCommand::Prune { size, .. } => {
             cache.check_writable()?;
             let (removed, known) = cache.prune(bytes_of(*size));
-            println!("{removed} of {known} modules removed");
+            println!("{removed} of {} removed", counted(known as u64, "module"));
         }
         CacheCommand::Verify { .. } => {
             let mut code = ExitCode::Done;

@@ -246,8 +246,8 @@ fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
     for (pid, what) in &reverted.processes {
         match what {
             GivenBack::Done(report) => println!(
-                "process {pid} has its original code again: {} places restored, {} moved, pause {} us",
-                report.restored,
+                "process {pid} has its original code again: {} restored, {} moved, pause {} us",
+                counted(report.restored as u64, "place"),
                 counted(report.moved_threads as u64, "thread"),
                 report.pause_us
             ),
@@ -322,7 +322,7 @@ fn print_versions(p: &ProcessStatus) {
         println!("{} {}: original code", p.pid, p.program);
         return;
     }
-    println!("{} {}: {} places patched", p.pid, p.program, p.patches);
+    println!("{} {}: {} patched", p.pid, p.program, counted(p.patches as u64, "place"));
     for (number, kind, module, bytes, retired) in &p.versions {
         let kind = format!("{kind:?}").to_lowercase();
         let retired = if *retired { ", retired" } else { "" };

@@ -299,7 +299,7 @@ fn a_layout_that_is_asked_for_is_made_of_the_profile_that_is_kept() {
     let name = throw.file_name().expect("a name").to_string_lossy().into_owned();
     let others = batch.files("json").len() - 1;
     let pruned = batch.cache_command(&["prune", &name]);
-    assert_eq!((pruned.status.code(), pruned.stdout.as_str()), (Some(code::DONE), "1 modules removed\n"));
+    assert_eq!((pruned.status.code(), pruned.stdout.as_str()), (Some(code::DONE), "1 module removed\n"));
     assert_eq!((batch.files("json").len(), batch.kinds(&throw)), (others, (2, 0)));
     let nothing = batch.cache_command(&["prune", &name, "no-such-program"]);
     expect_message(&nothing, code::NOTHING_TO_DO, &["no-such-program"]);

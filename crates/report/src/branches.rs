@@ -85,8 +85,11 @@ pub struct Samples {
 impl Samples {
     /// What there is to say, as labels and words.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
-        let branches =
-            if self.branches > 0 { format!(" with {} branches", self.branches) } else { String::new() };
+        let branches = if self.branches > 0 {
+            format!(" with {}", counted(self.branches, "branch"))
+        } else {
+            String::new()
+        };
         let mut rows = vec![
             ("samples", format!("{}{branches} ({})", self.samples, self.source)),
             (
@@ -106,7 +109,7 @@ impl Samples {
             ));
         }
         if self.lost > 0 {
-            rows.push(("lost", format!("{} records that the kernel had no room for", self.lost)));
+            rows.push(("lost", format!("{} that the kernel had no room for", counted(self.lost, "record"))));
         }
         rows
     }

@@ -175,9 +175,9 @@ impl Verdict {
 impl Counting {
     fn write_html(&self, page: &mut Page) {
         let words = format!(
-            "{} counters for {} blocks ({} each)",
-            count(self.counters),
-            count(self.blocks),
+            "{} for {} ({} each)",
+            counted(self.counters, "counter"),
+            counted(self.blocks, "block"),
             digits(self.counters_per_block)
         );
         page.pair("Counted", words);
@@ -187,7 +187,10 @@ impl Counting {
         let shares = |edges, functions| {
             format!("{} of the edges, {} of the functions", percent(edges), percent(functions))
         };
-        page.pair("Ran", format!("{} functions with {} edges", count(self.functions_run), count(self.edges)));
+        page.pair(
+            "Ran",
+            format!("{} with {}", counted(self.functions_run, "function"), counted(self.edges, "edge")),
+        );
         page.pair("Exact", shares(self.exact_edge_share, self.exact_function_share));
         page.pair("Exact from blocks alone", shares(self.block_edge_share, self.block_function_share));
         let words = format!("{} in, {} out", precise(self.flow_error_in), precise(self.flow_error_out));
@@ -200,10 +203,10 @@ impl Module {
         page.wrapped("<h2>", &self.path, "</h2>\n<table>\n");
         page.pair("Build id", self.build_id.as_deref().unwrap_or("none"));
         let words = format!(
-            "{}, {} functions, {} blocks",
+            "{}, {}, {}",
             bytes(self.code_bytes),
-            count(self.functions),
-            count(self.blocks)
+            counted(self.functions, "function"),
+            counted(self.blocks, "block")
         );
         page.pair("Code", words);
         page.pair("Can be moved", percent(self.movable_share));
@@ -215,15 +218,19 @@ impl Module {
         }
         if let Some(p) = &self.plan {
             let sampled = format!(
-                "{} ({}) in {} functions with {}",
+                "{} ({}) in {} with {}",
                 count(self.samples),
                 percent(p.sample_share),
-                count(p.sampled_functions),
+                counted(p.sampled_functions, "function"),
                 bytes(p.sampled_bytes)
             );
             page.pair("Samples", sampled);
-            let profiled =
-                format!("{} functions, {} blocks, {}", count(p.functions), count(p.blocks), bytes(p.bytes));
+            let profiled = format!(
+                "{}, {}, {}",
+                counted(p.functions, "function"),
+                counted(p.blocks, "block"),
+                bytes(p.bytes)
+            );
             page.pair("To be profiled", profiled);
             if let Some(version) = p.counting_bytes {
                 page.pair("Code of the counting version", bytes(version));
@@ -238,31 +245,31 @@ impl Module {
             );
             page.pair("Layout", words);
             if l.duplicates > 0 {
-                let words = format!("{} blocks, {}", count(l.duplicates), bytes(l.duplicate_bytes));
+                let words = format!("{}, {}", counted(l.duplicates, "block"), bytes(l.duplicate_bytes));
                 page.pair("Second copies", words);
             }
             page.pair("Score", format!("{} before, {} after", digits(l.score_before), digits(l.score_after)));
         }
         if let Some(v) = &self.version {
             let words = format!(
-                "number {}: {} blocks, {} of code, {} mapped, {} redirects",
+                "number {}: {}, {} of code, {} mapped, {}",
                 v.number,
-                count(v.blocks),
+                counted(v.blocks, "block"),
                 bytes(v.text_bytes),
                 bytes(v.bytes),
-                count(v.redirects)
+                counted(v.redirects, "redirect")
             );
             page.pair("Version", words);
             let c = &v.checked;
             let words = format!(
-                "{} blocks, {} instructions, {} branches, {} tables, {} unwind rows, {} call sites, {} redirects",
-                count(c.blocks),
-                count(c.instructions),
-                count(c.branches),
-                count(c.tables),
-                count(c.rows),
-                count(c.call_sites),
-                count(c.redirects)
+                "{}, {}, {}, {}, {}, {}, {}",
+                counted(c.blocks, "block"),
+                counted(c.instructions, "instruction"),
+                counted(c.branches, "branch"),
+                counted(c.tables, "table"),
+                counted(c.rows, "unwind row"),
+                counted(c.call_sites, "call site"),
+                counted(c.redirects, "redirect")
             );
             page.pair("Checked equal", words);
         }

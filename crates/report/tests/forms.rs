@@ -380,6 +380,27 @@ fn plurals_are_those_of_english() {
 }
 
 #[test]
+fn one_of_a_kind_is_said_in_the_singular() {
+    let mut result = sample();
+    let module = &mut result.modules[0];
+    (module.functions, module.blocks) = (1, 1);
+    let version = module.version.as_mut().unwrap();
+    (version.blocks, version.redirects) = (1, 1);
+    let checked = &mut version.checked;
+    (checked.blocks, checked.instructions, checked.branches, checked.tables) = (1, 1, 1, 1);
+    (checked.rows, checked.call_sites, checked.redirects) = (1, 1, 1);
+    let page = result.to_html();
+    for part in [
+        ", 1 function, 1 block<",
+        ": 1 block, ",
+        " mapped, 1 redirect<",
+        ">1 block, 1 instruction, 1 branch, 1 table, 1 unwind row, 1 call site, 1 redirect<",
+    ] {
+        assert!(page.contains(part), "{part} is missing in {page}");
+    }
+}
+
+#[test]
 fn the_page_holds_the_numbers_and_loads_nothing() {
     let page = sample().to_html();
     for part in [
