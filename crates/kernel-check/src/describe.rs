@@ -250,14 +250,16 @@ pub(crate) fn anchors<'f>(
 /// The loader takes the module only where each anchor is where it is now: two fields of 4 bytes without sign,
 /// of which one does not fit anywhere else.
 pub(crate) fn check_anchors(object: &Object<'_>, anchors: &BTreeMap<&str, Svma>) -> Result<(), Problem> {
+    /// Bytes of a field.
+    const FIELD: u64 = 4;
     let Some((index, section)) = object.section(ANCHORS) else {
         return Err(Problem::Anchor("it has no section that does so"));
     };
     let mut bound: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
-    let mut fields = 0;
+    let mut places = Vec::new();
     for field in object.relocations(index).filter(|field| field.kind == ADDRESS_32) {
         let Some(symbol) = object.symbols.get(field.symbol) else { continue };
-        fields += 1;
+        places.push(field.at);
         bound.entry(symbol.name).or_default().insert(field.plus);
     }
     let binds = |name: &&str| {
@@ -265,8 +267,15 @@ pub(crate) fn check_anchors(object: &Object<'_>, anchors: &BTreeMap<&str, Svma>)
         let least = address.get().wrapping_neg();
         bound[*name] == BTreeSet::from([least, least.wrapping_add(u32::MAX.into())])
     };
+    places.sort_unstable();
+    let fields = places.len();
     let is_bound = !bound.is_empty() && bound.len() == anchors.len() && bound.keys().all(binds);
-    match is_bound && fields == 2 * anchors.len() && section.data.len() == 4 * fields {
+    let is_apart = places.into_iter().eq((0..fields as u64).map(|field| field * FIELD));
+    match is_bound
+        && is_apart
+        && fields == 2 * anchors.len()
+        && section.data.len() as u64 == FIELD * fields as u64
+    {
         true => Ok(()),
         false => Err(Problem::Anchor("its fields fit elsewhere, too")),
     }

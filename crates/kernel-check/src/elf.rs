@@ -55,10 +55,19 @@ pub(crate) struct Symbol<'f> {
     pub(crate) home: Home,
     pub(crate) value: u64,
     pub(crate) size: u64,
-    /// `STT_FUNC`.
-    pub(crate) is_function: bool,
-    pub(crate) is_weak: bool,
+    pub(crate) kind: u8,
+    pub(crate) binding: u8,
+    /// What else is said of it: who sees it.
+    pub(crate) other: u8,
 }
+
+/// Kinds of symbols.
+pub(crate) const UNTYPED: u8 = 0;
+pub(crate) const FUNCTION: u8 = 2;
+pub(crate) const OF_SECTION: u8 = 3;
+/// Bindings.
+pub(crate) const LOCAL: u8 = 0;
+pub(crate) const GLOBAL: u8 = 1;
 
 /// A field that the loader fills.
 #[derive(Debug, Clone, Copy)]
@@ -119,9 +128,18 @@ impl<'f> Object<'f> {
         })
     }
 
-    /// Whether the section is one that says what is in the file, and holds nothing of the module.
-    pub(crate) fn is_bookkeeping(section: &Section<'_>) -> bool {
-        !section.is_loaded() && [0, SYMTAB, STRTAB, RELA].contains(&section.kind)
+    /// Whether the section is one that says what is in the file, under its usual name, and holds nothing of
+    /// the module.
+    pub(crate) fn is_bookkeeping(&self, section: &Section<'_>) -> bool {
+        let target = self.sections.get(section.info as usize);
+        let is_named = match section.kind {
+            0 => section.name.is_empty(),
+            SYMTAB => section.name == ".symtab",
+            STRTAB => [".strtab", ".shstrtab"].contains(&section.name),
+            RELA => section.name.strip_prefix(".rela") == target.map(|target| target.name),
+            _ => false,
+        };
+        is_named && !section.is_loaded()
     }
 }
 
@@ -171,11 +189,7 @@ fn section<'f>(file: &'f [u8], header: &[u8], names: &'f [u8]) -> Result<Section
 fn text(names: &[u8], at: u32) -> Result<&str, Problem> {
     let name = names.get(at as usize..).and_then(|rest| rest.split(|byte| *byte == 0).next());
     let name = name.and_then(|name| std::str::from_utf8(name).ok());
-    match name {
-        Some(name) => Ok(name),
-        None if at == 0 => Ok(""),
-        None => Err(Problem::File("a name is no text")),
-    }
+    name.ok_or(Problem::File("a name is no text"))
 }
 
 fn symbols<'f>(sections: &[Section<'f>]) -> Result<Vec<Symbol<'f>>, Problem> {
@@ -185,31 +199,24 @@ fn symbols<'f>(sections: &[Section<'f>]) -> Result<Vec<Symbol<'f>>, Problem> {
     };
     let names = sections.get(table.link as usize).filter(|names| names.kind == STRTAB);
     let names = names.ok_or(Problem::File("its symbols have no names"))?.data;
-    table.data.chunks_exact(SYMBOL).map(|entry| symbol(entry, names, sections)).collect()
+    table.data.chunks_exact(SYMBOL).map(|entry| symbol(entry, names, sections.len())).collect()
 }
 
-fn symbol<'f>(entry: &[u8], names: &'f [u8], sections: &[Section<'f>]) -> Result<Symbol<'f>, Problem> {
-    const FUNCTION: u8 = 2;
-    const OF_SECTION: u8 = 3;
-    const WEAK: u8 = 2;
+fn symbol<'f>(entry: &[u8], names: &'f [u8], sections: usize) -> Result<Symbol<'f>, Problem> {
     let home = match u16::from_le_bytes([entry[6], entry[7]]) {
         0 => Home::Undefined,
         0xfff1 => Home::Absolute,
-        index if usize::from(index) < sections.len() => Home::Section(index.into()),
+        index if usize::from(index) < sections => Home::Section(index.into()),
         _ => Home::Other,
     };
-    let own = text(names, word(entry, 0).unwrap_or_default())?;
-    let (kind, binding) = (entry[4] & 0xf, entry[4] >> 4);
-    let name = match home {
-        Home::Section(index) if kind == OF_SECTION => sections[index].name,
-        _ => own,
-    };
+    let number = |at| long(entry, at).unwrap_or_default();
     Ok(Symbol {
-        name,
+        name: text(names, word(entry, 0).unwrap_or_default())?,
         home,
-        value: long(entry, 8).unwrap_or_default(),
-        size: long(entry, 16).unwrap_or_default(),
-        is_function: kind == FUNCTION,
-        is_weak: binding == WEAK,
+        value: number(8),
+        size: number(16),
+        kind: entry[4] & 0xf,
+        binding: entry[4] >> 4,
+        other: entry[5],
     })
 }

@@ -1,6 +1,6 @@
 //! What has to be known of a kernel besides its memory: the form of its modules, and of records.
 
-use crate::elf::{Home, Object};
+use crate::elf::{Home, OF_SECTION, Object, Relocation};
 use crate::finding::Problem;
 use restitch_address::Svma;
 use std::collections::BTreeSet;
@@ -54,12 +54,14 @@ impl ModuleForm {
         let text = [name.as_bytes(), &[0]].concat();
         let name_at = structure.data.windows(text.len()).position(|window| window == text);
         let pointer = |symbol: &str, section: &str| {
-            let is_it = |index: usize| {
-                let symbol_of = object.symbols.get(index)?;
-                let is_section = matches!(symbol_of.home, Home::Section(_)) && symbol_of.name == section;
-                (symbol_of.name == symbol || is_section).then_some(())
+            let is_it = |field: &Relocation| {
+                object.symbols.get(field.symbol).is_some_and(|own| match own.home {
+                    Home::Section(index) if own.kind == OF_SECTION => object.sections[index].name == section,
+                    Home::Section(_) => own.name == symbol,
+                    _ => false,
+                })
             };
-            object.relocations(index).find(|field| is_it(field.symbol).is_some()).map(|field| field.at)
+            object.relocations(index).find(is_it).map(|field| field.at)
         };
         let (init, exit) = (pointer("init_module", ".init.text"), pointer("cleanup_module", ".exit.text"));
         let (Some(name_at), Some(init_at), Some(exit_at)) = (name_at, init, exit) else { return Err(lacks) };

@@ -2,7 +2,7 @@
 //! symbols that do not say whose copy is where.
 
 use crate::describe::Redirect;
-use crate::elf::{Home, Object, Symbol};
+use crate::elf::{FUNCTION, Home, Object, Symbol};
 use crate::finding::{Finding, Problem};
 use crate::insn::DROP_RETURN_ADDRESS;
 use crate::sections::{EXIT, INIT};
@@ -95,7 +95,7 @@ fn rows(walk: &mut Walk<'_>) {
 /// Each symbol of code is of a function's copy and named so; all code has one.
 fn symbols(walk: &mut Walk<'_>, object: &Object<'_>, redirects: &[Redirect]) -> Result<(), Problem> {
     let mut ranges = Vec::new();
-    for symbol in object.symbols.iter().filter(|symbol| symbol.is_function) {
+    for symbol in object.symbols.iter().filter(|symbol| symbol.kind == FUNCTION) {
         let wrong = |what| Err(Problem::Symbol { symbol: symbol.name.into(), what });
         let Home::Section(index) = symbol.home else { return wrong("is of nothing in the module") };
         let Some(part) = walk.copies.module.numbered(index) else { return wrong("is of no code") };

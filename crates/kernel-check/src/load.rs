@@ -87,7 +87,7 @@ impl<'f> Loaded<'f> {
                 Some(part) => Ok(part.at.get().wrapping_add(symbol.value)),
                 None => Err(Problem::Relocation("the address of what it does not load")),
             },
-            Home::Undefined if !symbol.is_weak => self.import(symbol.name, section, anchors),
+            Home::Undefined => self.import(symbol.name, section, anchors),
             _ => Err(Problem::Relocation("the address of a symbol that groups do not have")),
         }
     }

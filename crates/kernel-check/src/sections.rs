@@ -1,6 +1,9 @@
-//! The sections that a module may have: a closed list, since the loader gives meaning to many names.
+//! The sections and symbols that a module may have: closed lists, since the loader gives meaning to many
+//! names.
 
-use crate::elf::{ALLOC, EXECUTE, Object, PROGBITS, Section, WRITE};
+use crate::elf::{
+    ALLOC, EXECUTE, FUNCTION, GLOBAL, Home, LOCAL, OF_SECTION, Object, PROGBITS, Section, UNTYPED, WRITE,
+};
 use crate::facts::STRUCTURE;
 use crate::finding::Problem;
 
@@ -59,10 +62,10 @@ const ALLOWED: [Allowed; 19] = [
 /// No section asks for more than a page.
 const MOST_ALIGN: u64 = 4096;
 
-/// Checks the list of sections and the kinds of fields in each.
+/// Checks the lists of sections and symbols, and the kinds of fields in each section.
 pub(crate) fn check(object: &Object<'_>) -> Result<(), Problem> {
     let loaded = || object.sections.iter().filter(|section| section.is_loaded());
-    for section in object.sections.iter().filter(|section| !Object::is_bookkeeping(section)) {
+    for section in object.sections.iter().filter(|section| !object.is_bookkeeping(section)) {
         let wrong = |what| Err(Problem::Section { section: section.name.into(), what });
         let Some(allowed) = ALLOWED.iter().find(|allowed| allowed.name == section.name) else {
             return wrong("is none that a group has");
@@ -77,7 +80,30 @@ pub(crate) fn check(object: &Object<'_>) -> Result<(), Problem> {
             return wrong("is there twice");
         }
     }
-    relocations(object)
+    relocations(object)?;
+    symbols(object)
+}
+
+/// Functions and sections of the module, one symbol that the kernel's places count from, and imports.
+fn symbols(object: &Object<'_>) -> Result<(), Problem> {
+    /// What the kernel's places count from, so it is at 0.
+    const KERNEL: &str = "kernel";
+    for (number, symbol) in object.symbols.iter().enumerate() {
+        let is_empty = symbol.value == 0 && symbol.size == 0 && symbol.other == 0;
+        let is_known = match (symbol.home, symbol.kind, symbol.binding) {
+            (Home::Undefined, UNTYPED, LOCAL) => number == 0 && is_empty && symbol.name.is_empty(),
+            (Home::Undefined, UNTYPED, GLOBAL) => number > 0 && is_empty && !symbol.name.is_empty(),
+            (Home::Absolute, UNTYPED, LOCAL) => is_empty && symbol.name == KERNEL,
+            (Home::Section(_), OF_SECTION, LOCAL) => is_empty && symbol.name.is_empty(),
+            (Home::Section(_), FUNCTION, LOCAL) => symbol.other == 0,
+            _ => false,
+        };
+        if !is_known {
+            let what = "is none that a group has";
+            return Err(Problem::Symbol { symbol: symbol.name.into(), what });
+        }
+    }
+    Ok(())
 }
 
 fn relocations(object: &Object<'_>) -> Result<(), Problem> {

@@ -2,11 +2,18 @@
 
 mod synthetic;
 
+use object::read::{Object as _, ObjectSection as _};
 use restitch_address::Svma;
-use restitch_kernel_check::{CheckError, CheckedModule, check};
-use restitch_kernel_group::{Block, End, Exception, Fixup, Group, Target, UnwindRow};
+use restitch_kernel_check::{CheckError, CheckedModule, KernelFacts, ModuleForm, check};
+use restitch_kernel_group::{
+    Block, End, Exception, Fixup, Group, ModuleFacts, Target, UnwindRow, write_module,
+};
 use restitch_x86::Condition;
-use synthetic::{LIVE, Live, Returns, Synthetic, Through, asked, at, data, facts, file, group, register};
+use std::collections::BTreeSet;
+use synthetic::{
+    DATA, KEY, LIVE, Live, Returns, Synthetic, TEXT, Through, asked, at, data, facts, file, group,
+    module_facts, register,
+};
 
 fn checked(group: &Group, kernel: &Synthetic) -> Result<CheckedModule, CheckError> {
     check(file(group), kernel, &facts(), &asked())
@@ -96,6 +103,95 @@ fn a_module_of_another_group_is_refused() {
 }
 
 const KEY_B: u64 = 0x110;
+
+/// What a good module is checked against.
+struct Against {
+    kernel: Synthetic,
+    facts: KernelFacts,
+    asked: BTreeSet<Svma>,
+    file: Vec<u8>,
+}
+
+impl Against {
+    fn new() -> Self {
+        let kernel = Synthetic::of(&group(), LIVE);
+        Self { kernel, facts: facts(), asked: asked(), file: file(&group()) }
+    }
+
+    /// Bytes of the section's header in the file.
+    fn header(&mut self, name: &str) -> &mut [u8] {
+        let object = object::File::parse(&*self.file).unwrap();
+        let index = object.section_by_name(name).unwrap().index().0;
+        let table = u64::from_le_bytes(*self.file[40..].first_chunk().unwrap()) as usize;
+        &mut self.file[table + 64 * index..][..64]
+    }
+}
+
+#[test]
+fn a_module_for_another_kernel_or_request_is_refused() {
+    type Change = fn(&mut Against);
+    let cases: [(&str, Change); 28] = [
+        ("than was asked for", |a| a.asked.clear()),
+        ("than was asked for", |a| a.asked = BTreeSet::from([at(0x1000), at(0x2000)])),
+        ("not the original's", |a| a.kernel.write(TEXT + 0x1016, &[0x84])),
+        ("is a breakpoint", |a| a.kernel.write(TEXT + 0x1038, &[0xcc])),
+        ("leads to", |a| a.kernel.write(TEXT + 0x102f, &[0, 0, 0, 0])),
+        ("is no instruction", |a| a.kernel.write(TEXT + 0x1038, &[0xd6])),
+        ("is no branch by a static key", |a| a.kernel.write(TEXT + 0x1033, &[0x31, 0xc0])),
+        ("by a condition", |a| a.kernel.write(TEXT + 0x1029, &[0x0f, 0x84])),
+        ("in its first state", |a| a.kernel.write(DATA + KEY + 8, &[1])),
+        ("goes round in a circle", |a| a.kernel.write(TEXT + 0x1089, &[0xeb, 0xfe])),
+        ("the kernel knows by where it is", |a| {
+            a.kernel.name(TEXT + 0x1080, "__noinstr_text_start");
+            a.kernel.name(TEXT + 0x1100, "__noinstr_text_end");
+        }),
+        ("bounds of a table", |a| a.kernel.name(DATA, "__start___ex_table")),
+        ("bounds of its code", |a| a.kernel.name(DATA, "_etext")),
+        ("a symbol that it names is not there", |a| a.kernel.name(DATA, "_printk")),
+        ("is of another function's code", |a| a.kernel.name(TEXT + 0x1030, "other")),
+        (".call_sites does not have it", |a| {
+            let facts = ModuleFacts { lists_calls: false, ..module_facts() };
+            a.file = write_module(&group(), &facts).unwrap().file;
+        }),
+        ("says what a group does not", |a| a.facts.module.vermagic = "6.1.1".into()),
+        ("structure of another length", |a| a.facts.module.structure_len += 64),
+        ("structure that says more", |a| a.facts.module.init_at += 8),
+        ("structure that says more", |a| a.facts.module.exit_at += 8),
+        ("has no plain name", |a| a.facts.module.name_at += 8),
+        ("what the function tracer expects", |a| a.facts.module.traces_are_calls = false),
+        ("does not do what", |a| a.facts.traces = Some(BTreeSet::new())),
+        ("middle of an entry", |a| a.facts.warning.len = 16),
+        (".text has other flags", |a| a.header(".text")[8] |= 1),
+        (".rodata has other flags", |a| a.header(".rodata")[8] |= 4),
+        (".init.text has other flags", |a| a.header(".init.text")[4] = 7),
+        ("another alignment", |a| a.header("__jump_table")[48] = 4),
+    ];
+    let cases = cases.into_iter().enumerate().filter_map(|(number, (said, change))| {
+        let mut against = Against::new();
+        change(&mut against);
+        let Against { kernel, facts, asked, file } = against;
+        unexpected(number, said, check(file, &kernel, &facts, &asked))
+    });
+    let unexpected: Vec<String> = cases.collect();
+    assert!(unexpected.is_empty(), "{}", unexpected.join("\n"));
+}
+
+#[test]
+fn places_of_the_tracer_may_be_given() {
+    let mut against = Against::new();
+    against.kernel.write(TEXT + 0x1004, &[0xe8, 1, 2, 3, 4]);
+    against.facts.traces = Some(BTreeSet::from([at(0x1004)]));
+    let checked = check(against.file, &against.kernel, &against.facts, &against.asked);
+    checked.unwrap_or_else(|error| panic!("{:#?}", error.findings));
+}
+
+#[test]
+fn the_form_of_modules_is_read_from_one() {
+    // A group does not call the tracer by its name.
+    let own = ModuleForm { traces_are_calls: false, ..facts().module };
+    assert_eq!(ModuleForm::read(&file(&group())), Ok(own));
+    assert!(ModuleForm::read(&file(&group())[..300]).is_err());
+}
 
 /// What is unexpected about the end of a check that has to be refused with these words.
 fn unexpected(case: usize, said: &str, result: Result<CheckedModule, CheckError>) -> Option<String> {
