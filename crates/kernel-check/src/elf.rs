@@ -163,8 +163,7 @@ fn contents<'f>(file: &'f [u8], header: &[u8]) -> Result<&'f [u8], Problem> {
     const NOBITS: u32 = 8;
     let number = |at| long(header, at).unwrap_or_default();
     match word(header, 4) {
-        Some(0) => Ok(&[]),
-        Some(NOBITS) => Err(Problem::File("a section has no bytes in it")),
+        Some(0 | NOBITS) => Ok(&[]),
         _ => piece(file, number(24), number(32)).ok_or(Problem::File("a section is cut")),
     }
 }

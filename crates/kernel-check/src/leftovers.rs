@@ -23,7 +23,7 @@ pub(crate) fn check(walk: &mut Walk<'_>, object: &Object<'_>, redirects: &[Redir
             at(walk, redirect.called, problem);
         }
     }
-    if let Some(free) = walk.marks.unaccounted() {
+    if let Err(free) = walk.marks.account(walk.original.text) {
         at(walk, free, Problem::Unaccounted);
     }
     entries(walk);

@@ -3,7 +3,7 @@
 use crate::finding::Problem;
 use crate::insn::{Does, FILLER, Insn};
 use crate::load::Loaded;
-use restitch_address::Svma;
+use restitch_address::{Svma, SvmaRange};
 
 /// What a byte is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,8 @@ enum Mark {
     Start(u8),
     /// Another byte of one.
     Inside,
+    /// Of a `nop` or jump that nothing leads to.
+    Dead,
 }
 
 /// The bytes of one section.
@@ -61,41 +63,43 @@ impl Marks {
         mark.is_none_or(|mark| mark == Mark::Free)
     }
 
-    /// The first byte that nothing leads to and that is no filler: `int3`; or, where control would run on
-    /// between two pieces of code, a `nop` or a jump to an instruction that was proved.
-    pub(crate) fn unaccounted(&self) -> Option<Svma> {
-        self.parts.iter().find_map(|part| self.unaccounted_in(part))
-    }
-
-    fn unaccounted_in(&self, part: &Part) -> Option<Svma> {
-        let mut at = 0;
-        while at < part.marks.len() {
-            at += match part.marks[at] {
-                Mark::Free if part.data[at] == FILLER => 1,
-                Mark::Free => match self.dead(part, at) {
-                    Some(len) => len,
-                    None => return Some(part.at + at as u64),
-                },
-                Mark::Start(len) => usize::from(len).max(1),
-                Mark::Inside => 1,
-            };
+    /// Looks at what nothing leads to. That has to be filler: `int3`; or, where control would run on between
+    /// two pieces of code, a `nop` or a jump, to an instruction that was proved or to the kernel's code at
+    /// `kernel`. The first byte that is none.
+    pub(crate) fn account(&mut self, kernel: SvmaRange) -> Result<(), Svma> {
+        for part in 0..self.parts.len() {
+            let mut at = 0;
+            while let Some(mark) = self.parts[part].marks.get(at) {
+                at += match mark {
+                    Mark::Free if self.parts[part].data[at] == FILLER => 1,
+                    Mark::Free => self.dead(part, at, kernel)?,
+                    _ => 1,
+                };
+            }
         }
-        None
+        Ok(())
     }
 
-    /// The length of a `nop` or jump that nothing leads to.
-    fn dead(&self, part: &Part, at: usize) -> Option<usize> {
-        let insn = Insn::decode(&part.data[at..], part.at + at as u64)?;
-        let own = part.marks.get(at..at + insn.len as usize)?;
+    /// Marks a `nop` or jump that nothing leads to; its length.
+    fn dead(&mut self, number: usize, at: usize, kernel: SvmaRange) -> Result<usize, Svma> {
+        let part = &self.parts[number];
+        let place = part.at + at as u64;
+        let insn = Insn::decode(&part.data[at..], place).ok_or(place)?;
+        let is_proved = |to: Svma| {
+            let part = self.parts.iter().find(|part| part.holds(to));
+            part.is_some_and(|part| matches!(part.mark(to), Mark::Start(_)))
+        };
         let is_harmless = match insn.does {
             Does::Nothing => true,
-            Does::Jump(to) => {
-                let part = self.parts.iter().find(|part| part.holds(to));
-                part.is_some_and(|part| matches!(part.mark(to), Mark::Start(_)))
-            }
+            Does::Jump(to) => is_proved(to) || kernel.contains(to),
             _ => false,
         };
-        (is_harmless && own.iter().all(|mark| *mark == Mark::Free)).then_some(insn.len as usize)
+        let own = self.parts[number].marks.get_mut(at..at + insn.len as usize).ok_or(place)?;
+        if !is_harmless || own.iter().any(|mark| *mark != Mark::Free) {
+            return Err(place);
+        }
+        own.fill(Mark::Dead);
+        Ok(insn.len as usize)
     }
 
     /// Claimed places and lengths.

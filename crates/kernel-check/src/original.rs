@@ -28,7 +28,8 @@ pub(crate) struct Original<'k> {
     kernel: &'k dyn Kernel,
     pub(crate) facts: &'k KernelFacts,
     pub(crate) tables: Tables,
-    text: SvmaRange,
+    /// Its own code, without that of modules.
+    pub(crate) text: SvmaRange,
     kept: Vec<SvmaRange>,
     /// `__x86_return_thunk`.
     pub(crate) return_thunk: Option<Svma>,

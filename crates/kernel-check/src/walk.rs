@@ -11,7 +11,8 @@ use crate::original::{Chain, Original};
 use crate::step::{Act, Step};
 use crate::tables::{Row, StaticCall};
 use restitch_address::Svma;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
 
 /// A copy and what it has to equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,14 +42,14 @@ pub(crate) struct Walk<'w> {
     pub(crate) copies: &'w Copies<'w>,
     pub(crate) original: &'w Original<'w>,
     todo: Vec<Pair>,
-    seen: std::collections::HashSet<Pair>,
+    seen: HashSet<Pair>,
     /// The steps of the original that steps of the copy were compared with, by the copy's place.
     pub(crate) paired: BTreeMap<Svma, Step>,
     pub(crate) marks: Marks,
     named: Vec<NamedWarning>,
     /// Calls that the loader is to be told of.
     pub(crate) calls: Vec<Pair>,
-    chains: HashMap<Svma, std::rc::Rc<Chain>>,
+    chains: HashMap<Svma, Rc<Chain>>,
     pub(crate) findings: Vec<Finding>,
 }
 
@@ -58,7 +59,7 @@ impl<'w> Walk<'w> {
             copies,
             original,
             todo: Vec::new(),
-            seen: Default::default(),
+            seen: HashSet::new(),
             paired: BTreeMap::new(),
             marks: Marks::new(copies.module),
             named: Vec::new(),
@@ -96,9 +97,9 @@ impl<'w> Walk<'w> {
         self.findings.push(Finding { function, original: Some(pair.original), place, problem });
     }
 
-    fn chain(&mut self, from: Svma) -> std::rc::Rc<Chain> {
+    fn chain(&mut self, from: Svma) -> Rc<Chain> {
         let original = self.original;
-        self.chains.entry(from).or_insert_with(|| std::rc::Rc::new(original.follow(from))).clone()
+        self.chains.entry(from).or_insert_with(|| Rc::new(original.follow(from))).clone()
     }
 
     fn pair(&mut self, pair: Pair) -> Result<(), Problem> {
@@ -121,13 +122,12 @@ impl<'w> Walk<'w> {
     /// Follows the copy to where it does something; none if that is the original itself.
     fn follow(&mut self, pair: Pair, chain: &Chain) -> Result<Option<Step>, Problem> {
         let mut at = pair.copy;
-        let mut passed = Vec::new();
+        let mut passed = HashSet::new();
         loop {
             let Some(part) = self.copies.part(at) else { return self.back(at, pair, chain) };
-            if passed.contains(&at) {
+            if !passed.insert(at) {
                 return Err(Problem::Instruction("goes round in a circle without doing anything"));
             }
-            passed.push(at);
             let step = self.copies.step(part, at)?;
             let Act::Plain(insn) = step.act else { return Ok(Some(step)) };
             let next = match insn.does {

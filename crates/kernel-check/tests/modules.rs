@@ -6,9 +6,8 @@ use object::read::{Object as _, ObjectSection as _};
 use restitch_address::Svma;
 use restitch_kernel_check::{CheckError, CheckedModule, KernelFacts, ModuleForm, check};
 use restitch_kernel_group::{
-    Block, End, Exception, Fixup, Group, ModuleFacts, Target, UnwindRow, write_module,
+    Block, Condition, End, Exception, Fixup, Group, ModuleFacts, Target, UnwindRow, write_module,
 };
-use restitch_x86::Condition;
 use std::collections::BTreeSet;
 use synthetic::{
     DATA, KEY, LIVE, Live, Returns, Synthetic, TEXT, Through, asked, at, data, facts, file, group,

@@ -211,8 +211,9 @@ impl Copier<'_> {
             let insns: Vec<Insn> = within(*from, to).copied().collect();
             self.block(&insns, &bytes[(from - start) as usize..(to - start) as usize], *from)
         });
-        // Filler, which nothing leads to.
-        blocks.filter(|block| !(block.code.iter().all(|byte| *byte == 0xcc))).collect()
+        // Filler, which nothing leads to. (A block without code is one of a branch alone.)
+        let is_filler = |code: &[u8]| !code.is_empty() && code.iter().all(|byte| *byte == 0xcc);
+        blocks.filter(|block| !is_filler(&block.code)).collect()
     }
 
     fn block(&self, insns: &[Insn], bytes: &[u8], start: u64) -> Block {

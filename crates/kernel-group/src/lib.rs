@@ -31,5 +31,6 @@ pub use group::{
     Anchor, Block, Chunk, End, Exception, Fixup, Function, Group, Heat, KernelPlaces, Target, UnwindRow,
     Warning,
 };
+pub use restitch_x86::Condition;
 pub use restitch_x86::module_code::ThunkRegister;
 pub use write::{Written, write_module};

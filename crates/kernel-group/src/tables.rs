@@ -74,8 +74,13 @@ fn unwind_rows(chunk: &PlacedChunk<'_>, gap: u64, sections: &mut Sections) -> Re
             if u64::from(own.offset) > block.code.len() as u64 {
                 return Err(GroupError::block(block.address, "a row of the unwinder is behind its end"));
             }
+            let at = placed.at + u64::from(own.offset);
+            // Nothing stands there: that place is the next block's, and a place has one row.
+            if at == placed.end() {
+                continue;
+            }
             if before != Some(own.row) {
-                row(sections, section, placed.at + u64::from(own.offset), own.row);
+                row(sections, section, at, own.row);
             }
             before = Some(own.row);
         }

@@ -251,6 +251,19 @@ fn the_unwinder_has_a_row_for_each_place() {
 }
 
 #[test]
+fn the_row_of_an_end_that_is_left_out_is_left_out() {
+    let mut group = group();
+    // The next block stands right behind it, and begins with another row.
+    group.chunks[1].blocks[2].end = End::Stop;
+    group.chunks[1].blocks[2].unwind.push(UnwindRow { offset: 1, row: [24, 0, 0, 0, 5, 2] });
+    group.chunks[1].blocks.swap(1, 2);
+    let module = loaded(&group);
+    let places: Vec<u64> =
+        module.table(".orc_unwind_ip", 4).into_iter().map(|place| pointer(place, 0)).collect();
+    assert!(places.windows(2).all(|pair| pair[0] < pair[1]), "{places:x?}");
+}
+
+#[test]
 fn the_control_module_is_given_the_functions() {
     let module = loaded(&group());
     let (start, described) = &module.sections[".rodata"];

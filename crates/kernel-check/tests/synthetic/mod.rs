@@ -4,10 +4,9 @@
 use restitch_address::Svma;
 use restitch_kernel_check::{Kernel, KernelFacts, ModuleForm, Symbols, WarningForm};
 use restitch_kernel_group::{
-    Anchor, Block, Chunk, End, Exception, Fixup, Function, Group, Heat, KernelPlaces, ModuleFacts, Target,
-    ThunkRegister, UnwindRow, Warning, write_module,
+    Anchor, Block, Chunk, Condition, End, Exception, Fixup, Function, Group, Heat, KernelPlaces, ModuleFacts,
+    Target, ThunkRegister, UnwindRow, Warning, write_module,
 };
-use restitch_x86::Condition;
 use std::collections::BTreeSet;
 
 pub const TEXT: u64 = 0xffff_ffff_8100_0000;
