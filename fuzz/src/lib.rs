@@ -16,6 +16,7 @@
 
 pub mod batch_files;
 pub mod foreign_profiles;
+pub mod group_modules;
 pub mod havoc;
 mod programs;
 pub mod seeds;
@@ -25,7 +26,7 @@ pub mod targets;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names that cargo-fuzz knows them by.
-pub const TARGETS: [(&str, Target); 22] = [
+pub const TARGETS: [(&str, Target); 23] = [
     ("image", targets::image),
     ("unwind_tables", targets::unwind_tables),
     ("exception_tables", targets::exception_tables),
@@ -46,6 +47,7 @@ pub const TARGETS: [(&str, Target); 22] = [
     ("known_file", batch_files::known_file),
     ("batch_notes", batch_files::batch_notes),
     ("batch_counts", batch_files::batch_counts),
+    ("group_module", group_modules::group_module),
     ("program_text", targets::program_text),
     ("layout_and_profile_text", targets::layout_and_profile_text),
 ];

@@ -47,6 +47,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "known_file" => vec![batch_files::KNOWN.encode().to_vec()],
         "batch_notes" => restitch_batch::testing::notes(),
         "batch_counts" => vec![batch_files::counts()],
+        "group_module" => vec![crate::group_modules::seed()],
         "program_text" => vec![testing::RandomProgram::new(3).program.to_text().into_bytes()],
         "layout_and_profile_text" => texts(),
         _ => Vec::new(),
