@@ -139,11 +139,7 @@ impl Copier<'_> {
     fn function(&self, name: &str) -> (Function, Vec<Block>) {
         let start = self.view.symbol(name);
         let end = *self.view.names.range(start + 1..).next().expect("something behind").0;
-        let mut bytes = self.view.bytes(start, end - start);
-        while let [rest @ .., 0xcc | 0x90] = bytes {
-            bytes = rest;
-        }
-        let end = start + bytes.len() as u64;
+        let bytes = self.view.bytes(start, end - start);
         let insns = self.insns(bytes, start);
         let blocks = self.blocks(&insns, bytes, start, end);
         (Function { name: name.into(), address: Svma::new(start), is_redirected: false }, blocks)
@@ -186,6 +182,9 @@ impl Copier<'_> {
         let mut leaders = BTreeSet::from([start]);
         let mut lead = |at: u64| (start..end).contains(&at).then(|| leaders.insert(at));
         for insn in insns {
+            if bytes[(insn.at.get() - start) as usize] == 0xcc {
+                lead(insn.at.get());
+            }
             let key = self.tables.keys.get(&insn.at.get()).map(|(target, _)| *target);
             let target = match insn.flow {
                 Flow::Jump(to) | Flow::Conditional(_, to) => Some(to.get()),
