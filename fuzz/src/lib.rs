@@ -18,6 +18,7 @@ pub mod batch_files;
 pub mod foreign_profiles;
 pub mod group_modules;
 pub mod havoc;
+pub mod kernels;
 mod programs;
 pub mod seeds;
 pub mod targets;
@@ -26,7 +27,7 @@ pub mod targets;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names that cargo-fuzz knows them by.
-pub const TARGETS: [(&str, Target); 23] = [
+pub const TARGETS: [(&str, Target); 26] = [
     ("image", targets::image),
     ("unwind_tables", targets::unwind_tables),
     ("exception_tables", targets::exception_tables),
@@ -50,4 +51,7 @@ pub const TARGETS: [(&str, Target); 23] = [
     ("group_module", group_modules::group_module),
     ("program_text", targets::program_text),
     ("layout_and_profile_text", targets::layout_and_profile_text),
+    ("kernel_core", kernels::kernel_core),
+    ("kernel_symbols", kernels::kernel_symbols),
+    ("kernel_lists", kernels::kernel_lists),
 ];

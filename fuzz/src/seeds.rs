@@ -2,6 +2,7 @@
 
 use crate::batch_files;
 use crate::foreign_profiles::Setting;
+use crate::kernels;
 use crate::programs::files;
 use crate::targets::{HEADER, tables_of};
 use restitch_apply_elf::{place, plan_output};
@@ -50,6 +51,9 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "group_module" => vec![crate::group_modules::seed()],
         "program_text" => vec![testing::RandomProgram::new(3).program.to_text().into_bytes()],
         "layout_and_profile_text" => texts(),
+        "kernel_core" => kernels::cores(),
+        "kernel_symbols" => kernels::symbols(),
+        "kernel_lists" => kernels::lists(),
         _ => Vec::new(),
     }
 }

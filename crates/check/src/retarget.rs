@@ -2,8 +2,8 @@
 //!
 //! A branch that goes to a block's copy does what it did, since being there equals being at the block. An
 //! address in data may be used for other things than jumps, so it has to be one of a label: of a block that
-//! indirect jumps reach, and that is neither a function's entry nor called nor named; and no code, known or not,
-//! makes an address inside of its function, since a program could compare the two.
+//! indirect jumps reach, and that is neither a function's entry nor called nor named; and no code, known or
+//! not, makes an address inside of its function, since a program could compare the two.
 
 use crate::finding::Problem;
 use crate::walk::Walk;

@@ -109,6 +109,9 @@ pub enum Command {
     Profile(crate::profile_args::ProfileCommand),
     /// Show what this machine allows, and the commands that would allow more.
     Doctor,
+    /// Look at the code of the Linux kernel that runs here. Nothing is changed.
+    #[command(subcommand)]
+    Kernel(crate::kernel::KernelCommand),
     /// Watch restitch speed up a built-in program while it runs.
     Demo {
         /// Seconds before the change, and again after it.

@@ -5,6 +5,7 @@ use crate::batch::{batch_command, cache_command};
 use crate::child::{child, exit_status};
 use crate::demo;
 use crate::keeper::{Keeper, keep};
+use crate::kernel::kernel_command;
 use crate::lab::lab_command;
 use crate::outputs::{Outputs, ended_early, failed_target, or_say_why};
 use crate::progress::Progress;
@@ -51,6 +52,7 @@ fn run_command_line(args: Args) -> Result<i32, SessionError> {
         Command::Analyze { file } => analyze_command(&file),
         Command::Profile(command) => crate::profile_commands::run(command),
         Command::Doctor => doctor_command(),
+        Command::Kernel(command) => kernel_command(command),
         Command::Demo { seconds } => demo::run(seconds),
         Command::Pages { folder } => crate::pages::write(&folder),
         Command::Keep { working } => keep(working),

@@ -9,6 +9,7 @@ mod child;
 mod commands;
 mod demo;
 mod keeper;
+mod kernel;
 mod lab;
 mod layout_names;
 mod options;

@@ -3,7 +3,7 @@
 use crate::blocks::code_of;
 use crate::code::{Code, End, SiteKind};
 use crate::error::KernelError;
-use crate::functions::{Function, FunctionId, Functions};
+use crate::functions::{FunctionId, Functions};
 use crate::kcore::{ReadAt, read_memory};
 use crate::memory::Memory;
 use crate::places::Places;

@@ -16,13 +16,15 @@
 //! What both share, the decoder, is in `restitch-x86` (`kernel_code`).
 //!
 //! Invariants:
-//! * Files are read here: `source.rs`, and the core by a closure. All else computes on bytes.
+//! * Files are read in `source.rs`, the core by a closure; [`kernel_doctor`] asks for files by name. All
+//!   else computes on bytes.
 //! * Whatever the files hold, there is an error in words or a reason, no panic.
 //! * What is not understood has a [`Reason`], and stays.
 
 mod blocks;
 mod btf;
 mod code;
+mod doctor;
 mod edge_counts;
 mod error;
 mod functions;
@@ -31,6 +33,7 @@ mod kernel;
 mod memory;
 mod places;
 mod reason;
+mod report;
 mod source;
 mod steps;
 mod survey;
@@ -38,6 +41,7 @@ mod symbols;
 mod tables;
 
 pub use code::{Block, Code, Edge, EdgeKind, End, Site, SiteKind, Trouble};
+pub use doctor::{KERNEL_SCHEMA_VERSION, KernelCheck, KernelDoctor, kernel_doctor, release};
 pub use edge_counts::{EdgeCount, FlowEdge, edge_counts, exact_edges};
 pub use error::KernelError;
 pub use functions::{Function, FunctionId, Functions};
@@ -45,6 +49,7 @@ pub use kernel::{Kernel, Lists, image};
 pub use memory::Memory;
 pub use places::Places;
 pub use reason::Reason;
+pub use report::{Analysis, BlockReport, Callee, EdgeReport, FunctionReport, Part, Stays};
 pub use source::Source;
 pub use steps::Known;
 pub use survey::{Counts, Staying, Survey, live_edges};

@@ -2,6 +2,7 @@
 
 use restitch_apply::Why;
 use restitch_apply_process::ProcessError;
+use restitch_kernel::KernelError;
 use restitch_pipeline::{ExitCode, PipelineError};
 use std::path::PathBuf;
 
@@ -14,6 +15,9 @@ pub enum SessionError {
     /// A process could not be changed.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// A kernel could not be read.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// Sampling failed.
     #[error(transparent)]
     Perf(#[from] restitch_perf::PerfError),
@@ -182,6 +186,7 @@ impl SessionError {
             gone if gone.is_gone() => ExitCode::Vanished,
             Self::Pipeline(error) => error.exit_code(),
             Self::Process(error) => of_process(error),
+            Self::Kernel(error) => of_kernel(error),
             Self::Proc(error) => of_proc(error),
             Self::Trace(error) => of_trace(error),
             Self::Perf(error) | Self::Unsampled { error, .. } => of_perf(error),
@@ -215,6 +220,16 @@ fn of_branch_trace(error: &restitch_trace::BranchTraceError) -> ExitCode {
         B::Perf(error) => of_perf(error),
         B::NoSignal { .. } => ExitCode::Refused,
         B::Thread { .. } | B::Window { .. } | B::NoFiles { .. } => ExitCode::Failure,
+    }
+}
+
+fn of_kernel(error: &KernelError) -> ExitCode {
+    match error {
+        error if error.is_permission() => ExitCode::NotPermitted,
+        KernelError::Read { .. } | KernelError::Hidden { .. } => ExitCode::Failure,
+        KernelError::Damaged { .. } => ExitCode::BadInput,
+        KernelError::Missing { .. } => ExitCode::Refused,
+        KernelError::NoFunction { .. } | KernelError::Ambiguous { .. } => ExitCode::Usage,
     }
 }
 

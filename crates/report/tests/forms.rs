@@ -276,7 +276,9 @@ fn paths(value: &Value, at: &str, out: &mut BTreeSet<String>) {
 
 #[test]
 fn the_document_names_exactly_the_fields_that_there_are() {
+    // What is said of kernels is held by a test of the command.
     let document = include_str!("../../../docs/json.md");
+    let document = document.split("\n## The kernel\n").next().expect("a part");
     let documented: BTreeSet<String> = document
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split('`').next())

@@ -1,0 +1,215 @@
+//! `restitch kernel`, on made-up kernels, and on copies of real ones where `RESTITCH_KERNEL_VIEWS` names some
+//! (folders, separated by colons).
+
+use restitch_testkit::small_kernel::SmallKernel;
+use restitch_testkit::{TempDir, scratch};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn kernel(arguments: &[&str], view: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_restitch"));
+    command.arg("kernel").args(arguments).arg("--view").arg(view).output().expect("it starts")
+}
+
+fn view() -> TempDir {
+    let folder = scratch();
+    SmallKernel::new().write_view(folder.path());
+    folder
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+#[track_caller]
+fn done(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    text(output)
+}
+
+/// What the message says of a failure with that exit code.
+#[track_caller]
+fn failed(output: &Output, code: i32) -> String {
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    let message = String::from_utf8(output.stderr.clone()).expect("text");
+    assert!(message.starts_with("restitch: ") && message.lines().count() == 1, "{message}");
+    message
+}
+
+/// Lines keep to 80 columns, but for commands that are to be copied and for single long words.
+#[track_caller]
+fn assert_is_narrow(text: &str) {
+    for line in text.lines().filter(|line| !line.contains("to allow more:")) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+}
+
+fn json(arguments: &[&str], view: &Path) -> Value {
+    let output = kernel(&[arguments, &["--json", "-"]].concat(), view);
+    serde_json::from_str(&text(&output)).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn the_whole_kernel_is_told_in_figures() {
+    let folder = view();
+    let said = done(&kernel(&["analyze"], folder.path()));
+    assert_is_narrow(&said);
+    for words in [
+        "Linux 6.99.0-small",
+        "functions       16,",
+        "2 share their name with others",
+        "static keys     1, 1 of them in 2 bytes; 0 are jumps now",
+        "faults          expected of 1 instruction",
+        "a jump whose targets are not known",
+        "bytes in it are no instruction",
+    ] {
+        assert!(said.contains(words), "{words:?} is missing in {said}");
+    }
+    let survey = &json(&["analyze"], folder.path())["survey"];
+    assert_eq!((survey["functions"].as_u64(), survey["counts"]["bugs"].as_u64()), (Some(16), Some(2)));
+}
+
+#[test]
+fn functions_are_told_by_name_or_address() {
+    let folder = view();
+    let said = done(&kernel(&["analyze", "work", "jumps_by_table"], folder.path()));
+    assert_is_narrow(&said);
+    for words in
+        ["__work_alias at 0xffffffff81000000", "in 2 parts", "movable         yes", "goes to", "fail"]
+    {
+        assert!(said.contains(words), "{words:?} is missing in {said}");
+    }
+    let second = format!("{:#x}", SmallKernel::new().place(10));
+    let found = json(&["analyze", &second], folder.path());
+    assert_eq!(found["functions"][0]["name"], "same");
+    let work = &json(&["analyze", "work"], folder.path())["functions"][0];
+    let ends: Vec<&str> =
+        work["blocks"].as_array().expect("blocks").iter().filter_map(|b| b["end"].as_str()).collect();
+    assert_eq!(ends, ["conditional", "next", "static_key", "conditional", "return", "call_without_return"]);
+}
+
+#[test]
+fn what_a_kernel_allows_is_told_with_commands() {
+    let folder = view();
+    let said = done(&kernel(&["doctor"], folder.path()));
+    assert_is_narrow(&said);
+    for words in [
+        "yes symbols",
+        "no  unsigned modules       are refused by lockdown",
+        "to allow more: sudo mokutil --import KEY.der",
+        "no  lockdown               integrity",
+        "restitch kernel analyze works here; for copies in force,",
+    ] {
+        assert!(said.contains(words), "{words:?} is missing in {said}");
+    }
+    let facts = json(&["doctor"], folder.path());
+    assert_eq!((&facts["can_analyze"], &facts["can_redirect"]), (&Value::Bool(true), &Value::Bool(false)));
+    // An empty folder allows nothing, and says so.
+    let empty = scratch();
+    let output = kernel(&["doctor"], empty.path());
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    assert!(text(&output).contains("restitch kernel analyze does not work here"));
+}
+
+#[test]
+fn the_running_kernel_is_asked_by_any_user() {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_restitch")).args(["kernel", "doctor"]).output().expect("it starts");
+    assert!(matches!(output.status.code(), Some(0 | 5)), "{output:?}");
+    assert_is_narrow(&text(&output));
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn wrong_names_and_broken_files_are_refused_with_their_exit_codes() {
+    let folder = view();
+    let path = |name: &str| folder.path().join(name);
+    assert!(failed(&kernel(&["analyze", "work_"], folder.path()), 2).contains("no function work_"));
+    assert!(failed(&kernel(&["analyze", "same"], folder.path()), 2).contains("name one by its address"));
+    let core = fs::read(path("proc/kcore")).expect("a file");
+    let broken = |bytes: &[u8], words: &str| {
+        fs::write(path("proc/kcore"), bytes).expect("written");
+        let said = failed(&kernel(&["analyze"], folder.path()), 3);
+        assert!(said.contains(words), "{said}");
+    };
+    broken(&core[..core.len() / 2], "it ends before");
+    broken(b"\x7fELF", "it ends before");
+    broken(&vec![0; 4096], "it is no core file");
+    fs::remove_file(path("proc/kcore")).expect("removed");
+    std::os::unix::fs::symlink("/dev/zero", path("proc/kcore")).expect("linked");
+    assert!(failed(&kernel(&["analyze"], folder.path()), 3).contains("it is no ordinary file"));
+    fs::remove_file(path("proc/kcore")).expect("removed");
+    fs::write(path("proc/kcore"), &core).expect("written");
+    fs::write(path("proc/kallsyms"), "0000000000000000 T _stext\n0000000000000000 T _etext\n")
+        .expect("written");
+    assert!(failed(&kernel(&["analyze"], folder.path()), 5).contains("shows no addresses"));
+    fs::write(path("proc/kallsyms"), [0xff; 64]).expect("written");
+    failed(&kernel(&["analyze"], folder.path()), 3);
+    fs::write(path("proc/kallsyms"), "ffffffff81000000 T main\n").expect("written");
+    failed(&kernel(&["analyze"], folder.path()), 6);
+    fs::remove_file(path("proc/kallsyms")).expect("removed");
+    failed(&kernel(&["analyze"], folder.path()), 1);
+}
+
+/// The paths of a JSON value's fields, as `docs/json.md` writes them.
+fn paths(value: &Value, at: &str, out: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+                paths(field, &path, out);
+                out.insert(path);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| paths(item, &format!("{at}[]"), out)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_document_names_exactly_the_fields_that_there_are() {
+    let folder = view();
+    let mut there = BTreeSet::new();
+    for arguments in [&["doctor"][..], &["analyze"], &["analyze", "work", "knows_itself"]] {
+        paths(&json(arguments, folder.path()), "", &mut there);
+    }
+    // They are said to be the same as those of a function.
+    there.retain(|path| !path.starts_with("survey.counts."));
+    let document = include_str!("../../../docs/json.md").split_once("\n## The kernel\n").expect("a part").1;
+    let rows = document.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let documented: BTreeSet<String> = rows.map(str::to_owned).collect();
+    assert_eq!(there, documented);
+}
+
+#[test]
+fn copies_of_real_kernels_are_understood() {
+    let views = std::env::var("RESTITCH_KERNEL_VIEWS").unwrap_or_default();
+    let views: Vec<PathBuf> = views.split(':').filter(|view| !view.is_empty()).map(PathBuf::from).collect();
+    if views.is_empty() {
+        restitch_testkit::skip!(
+            "RESTITCH_KERNEL_VIEWS names no copies of kernels (`restitch-guest view` makes some)"
+        );
+    }
+    for view in views {
+        assert_is_narrow(&done(&kernel(&["doctor"], &view)));
+        assert_is_narrow(&done(&kernel(&["analyze"], &view)));
+        let survey = &json(&["analyze"], &view)["survey"];
+        let number = |name: &str| survey[name].as_u64().unwrap_or_else(|| panic!("no {name}")) as f64;
+        assert!(
+            number("functions") > 30_000.0 && number("movable_bytes") / number("code_bytes") > 0.97,
+            "{survey}"
+        );
+        // No place that the kernel rewrites is missed or misread.
+        let reasons =
+            survey["not_movable"].as_array().expect("reasons").iter().filter_map(|r| r["reason"].as_str());
+        let reasons: Vec<&str> = reasons.collect();
+        for wrong in ["in an unknown state", "middle of an instruction", "no instruction"] {
+            assert!(!reasons.iter().any(|reason| reason.contains(wrong)), "{reasons:?}");
+        }
+        let poll = done(&kernel(&["analyze", "do_sys_poll", "tcp_v4_rcv", "vfs_read"], &view));
+        assert_eq!(poll.matches("movable         yes").count(), 3, "{poll}");
+    }
+}
