@@ -115,7 +115,7 @@ fn documents_show_commands_that_there_are() {
         for command in lines.filter_map(|line| line.strip_prefix("restitch ")) {
             let words: Vec<&str> =
                 command.split_whitespace().take_while(|w| !["--", "#"].contains(w)).collect();
-            let long = usize::from(["cache", "profile"].contains(&words[0])) + 1;
+            let long = usize::from(["cache", "kernel", "profile"].contains(&words[0])) + 1;
             let help = help(&words[..long]);
             for option in words[long..].iter().filter_map(|word| word.strip_prefix("--")) {
                 let known =
