@@ -138,7 +138,7 @@ fn first_stop<'a>(
 ) -> Result<(Vec<&'a InstalledVersion>, Spared), ProcessError> {
     let stub = stub_site(attached.now(), |_| false)?;
     let mut candidates = Vec::new();
-    let mut stopped = Stopped::seize_all(attached.target.pid())?;
+    let mut stopped = Stopped::seize_all_to_borrow(attached.target.pid())?;
     let maps = stopped.maps()?;
     let threads = survey(&stopped, walker, &maps)?;
     let hidden = hidden_returns(&threads, &maps);
@@ -193,7 +193,7 @@ fn take_out<'a>(
     report: &mut ReclaimReport,
 ) -> Result<Vec<&'a InstalledVersion>, ProcessError> {
     let stub = stub_site(attached.now(), |_| false)?;
-    let mut stopped = Stopped::seize_all(attached.target.pid())?;
+    let mut stopped = Stopped::seize_all_to_borrow(attached.target.pid())?;
     let maps = stopped.maps()?;
     let threads = survey(&stopped, walker, &maps)?;
     let hidden = hidden_returns(&threads, &maps);

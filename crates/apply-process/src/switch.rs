@@ -223,7 +223,7 @@ fn unmap_replacements_soon(attached: &mut AttachedProcess, plan: &SwitchPlan<'_>
 /// killed ends by SIGTRAP.) After many tries it is accepted; the version is kept then.
 fn stop_at_boundaries(pid: i32, leaving: &[InstalledVersion]) -> Result<Stopped, ProcessError> {
     const MOST_TRIES: u32 = 40;
-    let mut stopped = Stopped::seize_all(pid)?;
+    let mut stopped = Stopped::seize_all_to_borrow(pid)?;
     for attempt in 1..MOST_TRIES {
         if !in_between(&stopped, leaving)? {
             break;
@@ -231,7 +231,7 @@ fn stop_at_boundaries(pid: i32, leaving: &[InstalledVersion]) -> Result<Stopped,
         stopped.resume();
         // Odd times, so as not to meet a loop at the same place again and again.
         std::thread::sleep(Duration::from_micros(37 * u64::from(attempt)));
-        stopped = Stopped::seize_all(pid)?;
+        stopped = Stopped::seize_all_to_borrow(pid)?;
     }
     Ok(stopped)
 }

@@ -21,13 +21,15 @@ pub struct PageState {
     pub swapped: bool,
     /// It is a page of the mapped file (or shared memory), not the process's own.
     pub file: bool,
+    /// A userfaultfd is told of the next write to it, which waits for an answer (since Linux 5.14).
+    pub write_watched: bool,
 }
 
 impl PageState {
     /// From the kernel's 64-bit entry.
     fn of(entry: u64) -> Self {
         let bit = |n: u32| entry >> n & 1 == 1;
-        Self { present: bit(63), swapped: bit(62), file: bit(61) }
+        Self { present: bit(63), swapped: bit(62), file: bit(61), write_watched: bit(57) }
     }
 
     /// Whether the process has a copy of its own: in a private file mapping, a page that was written to.
@@ -180,6 +182,7 @@ mod tests {
     #[test]
     fn entries_are_read_as_the_manual_says() {
         assert!(PageState::of(1 << 63).is_own() && PageState::of(1 << 62).is_own());
+        assert!(PageState::of(1 << 57).write_watched && !PageState::of(!(1 << 57)).write_watched);
         assert!(!PageState::of(1 << 63 | 1 << 61).is_own() && !PageState::of(0).is_own());
     }
 

@@ -16,6 +16,7 @@
 //!    the stop continues with the rest of its timeout, which `rt_sigreturn` would have lost; then the bytes
 //!    of stub and stack.
 
+use crate::borrow_area::Place;
 use crate::error::TraceError;
 use crate::frame;
 use crate::registers::{NO_SYSTEM_CALL, PendingRestart, Registers};
@@ -25,7 +26,7 @@ use crate::stopped::Stopped;
 use crate::stub::{BATCH_SPACE, STUB_SPACE, StubPlace};
 use crate::sys::{self, Resume};
 use crate::wait::{WaitOutcome, wait_for};
-use restitch_address::Avma;
+use restitch_address::{Avma, AvmaRange};
 use restitch_x86::kernel::NUMBERED_CALL;
 use restitch_x86::system_call::AFTER_CALL;
 use std::time::Duration;
@@ -87,6 +88,7 @@ impl Stopped {
             };
             match self.plan_area(index) {
                 Ok(plan) => return Borrow::begin(self, index, place, stub_before, plan, filters),
+                Err(TraceError::NothingToBorrow { why: unfit, .. }) => why = unfit,
                 Err(error) => why = error.to_string(),
             }
         }
@@ -120,19 +122,62 @@ impl Stopped {
         indices
     }
 
+    /// Whether a thread could be borrowed just now, as far as its stack goes.
+    fn has_room(&self) -> bool {
+        (0..self.threads.len()).any(|index| self.plan_area(index).is_ok())
+    }
+
+    /// Stops all threads of process `pid` at a moment at which one of them can be borrowed: threads that
+    /// stand on small stacks (of coroutines) leave them. If that does not come soon, it is stopped all the
+    /// same.
+    ///
+    /// # Errors
+    /// Those of [`Stopped::seize_all`].
+    pub fn seize_all_to_borrow(pid: i32) -> Result<Self, TraceError> {
+        let mut stopped = Self::seize_all(pid)?;
+        for pause in pauses() {
+            if stopped.has_room() {
+                break;
+            }
+            stopped.resume();
+            std::thread::sleep(pause);
+            stopped = Self::seize_all(pid)?;
+        }
+        Ok(stopped)
+    }
+
     /// Where scratch space and frame go, with the bytes that are there now.
     fn plan_area(&self, index: usize) -> Result<AreaPlan, TraceError> {
         let held = &self.threads[index];
+        let unfit = |why: String| TraceError::NothingToBorrow { pid: self.pid(), why };
+        if sys::dispatches_calls(held.tid) {
+            return Err(unfit(format!(
+                "thread {} has its system calls handed to itself (PR_SET_SYSCALL_USER_DISPATCH); one on its behalf would end it by SIGSYS",
+                held.tid
+            )));
+        }
         let xsave = sys::get_xsave(held.tid)?;
         let room = frame::frame_len(xsave.len()) as u64;
         let frame = (held.current.rsp - RED_ZONE - room).align_down(64);
         let area = frame - SCRATCH as u64;
         let len = (held.current.rsp - RED_ZONE).offset_from(area) as usize;
+        self.refuse_unfit(Place {
+            tid: held.tid,
+            area: AvmaRange::new(area, len as u64),
+            thread_data: held.current.fs_base,
+            others_run: self.others_run,
+        })?;
         let before = self.memory.read_accessible(area, len)?;
         // Writing back what is there proves that it can be written, before anything is changed.
         self.memory.write_accessible(area, &before)?;
         Ok(AreaPlan { area, before, frame, xsave })
     }
+}
+
+/// Pauses between looks for a thread that can be borrowed: of different lengths, so as not to meet a loop at
+/// the same place again and again; 0.4 s in all.
+pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
+    (1..=28).map(|i: u64| Duration::from_micros(1013 * i))
 }
 
 struct AreaPlan {

@@ -157,7 +157,7 @@ pub enum TraceError {
         why: String,
     },
     /// No thread is in a state in which it can be borrowed.
-    #[error("no thread of process {pid} can be borrowed for a system call: {why}; try again")]
+    #[error("no thread of process {pid} can be borrowed for a system call just now: {why}; try again")]
     NothingToBorrow {
         /// The process.
         pid: i32,

@@ -386,6 +386,7 @@ impl TraceEvents {
             process: ProcessId::of(pid)?,
             threads: vec![held],
             memory: Memory::open(pid)?,
+            others_run: false,
             release: Release::Continue,
             times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },
             since: Instant::now(),

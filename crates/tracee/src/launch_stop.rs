@@ -55,6 +55,7 @@ impl TraceEvents {
             process,
             threads: held.into_values().collect(),
             memory,
+            others_run: false,
             release: Release::Continue,
             times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },
             since: Instant::now(),

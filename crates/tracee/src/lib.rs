@@ -27,6 +27,7 @@ mod arguments;
 mod asked_to_end;
 mod batch;
 mod borrow;
+mod borrow_area;
 mod bpf;
 mod breakpoint;
 mod child;

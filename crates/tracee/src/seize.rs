@@ -109,7 +109,11 @@ pub(crate) fn seize_one(pid: i32, tid: i32) -> Result<Stopped, TraceError> {
     }
     match seizing.stopped.is_empty() {
         true => Err(TraceError::Vanished { tid, operation: "stopping it" }),
-        false => seizing.finish(process),
+        false => {
+            let mut stopped = seizing.finish(process)?;
+            stopped.others_run = procfs::threads(process.pid).map_or(true, |threads| threads.len() > 1);
+            Ok(stopped)
+        }
     }
 }
 
@@ -447,6 +451,7 @@ impl Seizing {
             process,
             threads: std::mem::take(&mut self.stopped).into_values().collect(),
             memory,
+            others_run: false,
             release: Release::Detach,
             times,
             since: Instant::now(),

@@ -65,6 +65,8 @@ pub struct Stopped {
     pub(crate) process: ProcessId,
     pub(crate) threads: Vec<Held>,
     pub(crate) memory: Memory,
+    /// Threads of the process that are not held run.
+    pub(crate) others_run: bool,
     pub(crate) release: Release,
     pub(crate) times: StopTimes,
     pub(crate) since: Instant,

@@ -11,6 +11,8 @@ use std::io;
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 /// `PTRACE_SECCOMP_GET_FILTER`, missing in the libc crate.
 const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
+/// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG` (Linux 6.4), missing in the libc crate.
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
 /// `PTRACE_GETSIGMASK`.
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 /// `PTRACE_SETSIGMASK`.
@@ -154,6 +156,21 @@ pub(crate) fn rseq_area(tid: i32) -> Option<u64> {
     let result =
         unsafe { libc::ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, size, configuration.as_mut_ptr()) };
     (result != -1).then_some(configuration[0])
+}
+
+/// Whether the thread has its system calls handed to itself as SIGSYS (`PR_SET_SYSCALL_USER_DISPATCH`).
+/// `false` also where the kernel cannot tell (before Linux 6.4, while it has the feature since 5.11): a call
+/// that is made in such a thread then ends the process, unless its selector permits it just now.
+pub(crate) fn dispatches_calls(tid: i32) -> bool {
+    // struct ptrace_sud_config (linux/ptrace.h): u64 mode, selector, offset, len.
+    let mut configuration = [0u64; 4];
+    let size = std::mem::size_of_val(&configuration);
+    // SAFETY: the address argument is the size of the buffer, which the kernel compares with its own
+    // structure's, and beyond which it does not write.
+    let result = unsafe {
+        libc::ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size, configuration.as_mut_ptr())
+    };
+    result != -1 && configuration[0] != 0
 }
 
 /// `PTRACE_GETSIGINFO`: whether the signal of a signal stop was sent with `tkill` or `tgkill`.

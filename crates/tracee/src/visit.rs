@@ -3,7 +3,7 @@
 //! Mapping and unmapping need a thread of the process, but only one: the others need not stand still for it.
 //! What is done this way is seen by them at once, so it has to be harmless to whoever runs.
 
-use crate::borrow::Borrow;
+use crate::borrow::{Borrow, pauses};
 use crate::error::TraceError;
 use crate::seize::seize_one;
 use crate::stopped::{StopTimes, Stopped};
@@ -15,7 +15,9 @@ use std::time::Duration;
 const MOST_TRIES: usize = 8;
 
 /// Borrows one thread of process `pid` for `work`, while the other threads run; also says how long that
-/// thread stood still. `place` is where its stub goes. `work` is done once at most.
+/// thread stood still. Where none of them can be borrowed while others run, all are stopped; where none can
+/// be borrowed at all, it is tried again for a moment. `place` is where its stub goes. `work` is done once at
+/// most.
 ///
 /// # Errors
 /// Those of [`Stopped::seize_all`] and [`Stopped::borrow_thread`], and those of `work`. What was done in the
@@ -25,6 +27,45 @@ pub fn visit<T, E: From<TraceError>>(
     place: StubPlace,
     mut work: impl FnMut(&mut Borrow<'_>) -> Result<T, E>,
 ) -> Result<(T, Duration), E> {
+    let mut pauses = pauses();
+    loop {
+        match visit_one(pid, place, &mut work)? {
+            Ok(done) => return Ok(done),
+            Err(TraceError::NothingToBorrow { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let error = match visit_stopped(pid, place, &mut work)? {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        match pauses.next().filter(|_| matches!(error, TraceError::NothingToBorrow { .. })) {
+            Some(pause) => std::thread::sleep(pause),
+            None => return Err(error.into()),
+        }
+    }
+}
+
+/// What came of a visit, and how long it took; the inner error is that it was not begun.
+type Visited<T, E> = Result<Result<(T, Duration), TraceError>, E>;
+
+/// With all threads stopped.
+fn visit_stopped<T, E: From<TraceError>>(
+    pid: i32,
+    place: StubPlace,
+    work: &mut impl FnMut(&mut Borrow<'_>) -> Result<T, E>,
+) -> Visited<T, E> {
+    let mut held = Stopped::seize_all(pid)?;
+    let done = in_a_borrow(&mut held, place, work);
+    let StopTimes { stopped, resuming, .. } = held.resume();
+    done.map_or_else(|error| Ok(Err(error)), |done| done.map(|done| Ok((done, stopped + resuming))))
+}
+
+/// With one of several threads, the others run.
+fn visit_one<T, E: From<TraceError>>(
+    pid: i32,
+    place: StubPlace,
+    work: &mut impl FnMut(&mut Borrow<'_>) -> Result<T, E>,
+) -> Visited<T, E> {
     let mut last = TraceError::Vanished { tid: pid, operation: "choosing a thread to borrow" };
     for tid in candidates(pid)? {
         let mut held = match seize_one(pid, tid) {
@@ -36,17 +77,17 @@ pub fn visit<T, E: From<TraceError>>(
             }
             Err(error) => return Err(error.into()),
         };
-        let done = in_a_borrow(&mut held, place, &mut work);
+        let done = in_a_borrow(&mut held, place, work);
         let StopTimes { stopped, resuming, .. } = held.resume();
         match done {
-            Ok(done) => return done.map(|done| (done, stopped + resuming)),
+            Ok(done) => return done.map(|done| Ok((done, stopped + resuming))),
             Err(error @ (TraceError::NothingToBorrow { .. } | TraceError::ForbiddenCall { .. })) => {
                 last = error
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Err(last.into())
+    Ok(Err(last))
 }
 
 /// Does `work`; an error of the outer kind is that it was not begun.
