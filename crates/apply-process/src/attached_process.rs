@@ -3,6 +3,7 @@
 use crate::entry_patch::{LEN, crosses_page, jump};
 use crate::error::ProcessError;
 use crate::hook;
+use crate::lost_state::refuse_lost;
 use crate::memory::counter_area::CounterArea;
 use crate::memory::place::{self, merged};
 use crate::memory::stray_pointers::StrayPointers;
@@ -303,7 +304,16 @@ impl AttachedProcess {
 /// The journal of the process, or what it has inherited through `fork`; brought in line with what is really
 /// mapped.
 fn find_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessError> {
-    let mut journal = known_journal(dir, target)?;
+    // Between the looks at the maps and at the journal another restitch may have given the code back.
+    const MOST_LOOKS: u32 = 4;
+    let mut known = known_journal(dir, target);
+    for _ in 1..MOST_LOOKS {
+        if !matches!(known, Err(ProcessError::StateLost { .. })) {
+            break;
+        }
+        known = known_journal(dir, target);
+    }
+    let mut journal = known?;
     journal.cores = procfs::may_leave_core(target.pid());
     Ok(journal)
 }
@@ -329,7 +339,9 @@ fn known_journal(dir: &StateDir, target: &Target) -> Result<Journal, ProcessErro
         }
         return Ok(journal);
     }
-    Ok(from_records(dir, target, &maps).unwrap_or_else(|| Journal::new(process)))
+    let journal = from_records(dir, target, &maps).unwrap_or_else(|| Journal::new(process));
+    refuse_lost(dir, target, &maps, &journal)?;
+    Ok(journal)
 }
 
 /// In place of a journal that was damaged: what the records say, and the address maps. `None` if a record is

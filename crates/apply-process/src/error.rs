@@ -6,7 +6,7 @@ use restitch_procfs::ProcError;
 use restitch_tracee::TraceError;
 use std::error::Error;
 use std::iter::successors;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Why a process could not be changed. Unless the variant says otherwise, it is as it was.
@@ -213,6 +213,21 @@ pub enum ProcessError {
         /// How long was waited for it.
         waited: Duration,
     },
+    /// A layout is in force, and what is needed to take it out is not there.
+    #[error(
+        "process {pid}: a layout of restitch is in force in it ({redirects} places of its code lead there), whose state files are not in {dir}: {}; nothing was changed",
+        where_state_may_be(*pid, elsewhere.as_deref())
+    )]
+    StateLost {
+        /// The process.
+        pid: i32,
+        /// How many places of its code lead into versions.
+        redirects: usize,
+        /// Where state files were looked for.
+        dir: PathBuf,
+        /// The folder of the versions' files, if it is another one.
+        elsewhere: Option<PathBuf>,
+    },
     /// There is no journal for the process.
     #[error("process {pid} is not under restitch: there is no journal for it in {dir}{}", of_root(*pid, *.is_roots))]
     NotAttached {
@@ -260,6 +275,19 @@ fn state_advice(source: &std::io::Error) -> &'static str {
             "make room there (`restitch revert` needs none), or set RESTITCH_STATE_DIR to another directory for processes that are not under restitch yet"
         }
         _ => "set RESTITCH_STATE_DIR to a writable directory on a file system without noexec",
+    }
+}
+
+/// The next step where state files are not found.
+fn where_state_may_be(pid: i32, elsewhere: Option<&Path>) -> String {
+    match elsewhere {
+        Some(folder) => format!(
+            "they may be in {0}, where its versions lie; try RESTITCH_STATE_DIR={0} restitch revert {pid}, as the user of that folder",
+            folder.display()
+        ),
+        None => "they were removed, or are in another state directory (name it by RESTITCH_STATE_DIR, or be the user who attached). If \
+                 they are gone, the program runs on in that layout, which computes what the original does, until it is started anew"
+            .into(),
     }
 }
 

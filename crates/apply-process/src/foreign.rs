@@ -10,10 +10,10 @@
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::{LEN, destination};
 use crate::error::ProcessError;
+use crate::own_pages::own_pages;
 use crate::target::Module;
 use restitch_address::{Avma, AvmaRange, PAGE, Svma, SvmaRange};
 use restitch_image::Segment;
-use restitch_procfs::Pagemap;
 use restitch_tracee::Memory;
 use restitch_x86::patch::Patch;
 
@@ -42,15 +42,6 @@ fn foreign(pid: i32, module: &Module, versions: &[AvmaRange]) -> Result<Vec<Svma
         }
     }
     Ok(found)
-}
-
-/// Pages of the segment that are the process's own; all of them if the kernel does not tell.
-fn own_pages(memory: &Memory, module: &Module, segment: &Segment) -> Vec<Avma> {
-    let ends = [segment.file_backed().start, segment.file_backed().end].map(|at| module.bias.to_actual(at));
-    let range = AvmaRange::between(ends[0].align_down(PAGE), ends[1].align_up(PAGE));
-    let states = Pagemap::open(memory.pid()).and_then(|map| map.states(range));
-    let own = |i: usize| states.as_ref().map_or(true, |states| states[i].is_own());
-    (0..(range.len() / PAGE) as usize).filter(|i| own(*i)).map(|i| range.start + i as u64 * PAGE).collect()
 }
 
 /// Adds what differs in the page at `at`.

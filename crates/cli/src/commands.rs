@@ -320,6 +320,14 @@ fn print_status(p: &ProcessStatus) {
 }
 
 fn print_versions(p: &ProcessStatus) {
+    if let Some(lost) = &p.lost {
+        println!(
+            "{} {}: {} places patched, by a layout whose state files are not here",
+            p.pid, p.program, p.patches
+        );
+        println!("  {lost}");
+        return;
+    }
     if is_original(p) {
         println!("{} {}: original code", p.pid, p.program);
         return;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Restitch, Target, code, look, stoppable};
+use common::{Restitch, Target, code, expect_message, look, stoppable};
 use restitch_testkit::require;
 
 #[test]
@@ -67,4 +67,44 @@ fn forge(journal: &[u8]) -> Vec<u8> {
         patch["original"] = serde_json::json!([204, 204, 204, 204, 204]);
     }
     serde_json::to_vec(&value).unwrap()
+}
+
+/// What a cleaner of temporary files removes, or another directory is named: the process itself says that a
+/// layout is in force in it.
+#[test]
+fn a_layout_without_state_files_is_not_taken_for_the_original_code() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, other) = (Restitch::new(), Restitch::new());
+    let mut target = Target::start(&program);
+    let pid = target.pid();
+    restitch.attach(pid, &[]).expect(code::DONE);
+    let in_force = look::differences(pid);
+    assert!(!in_force.is_empty());
+    let folder = restitch.state().display().to_string();
+    let refused = |restitch: &Restitch, words: &[&str]| {
+        let status = restitch.status(pid);
+        status.expect(code::DONE);
+        assert!(status.stdout.contains("state files are not"), "{}", status.stdout);
+        assert!(words.iter().all(|word| status.stdout.contains(word)), "{}", status.stdout);
+        expect_message(
+            &restitch.revert(pid),
+            code::REFUSED,
+            &["state files are not in", "nothing was changed"],
+        );
+        expect_message(&restitch.attach(pid, &[]), code::REFUSED, &["state files are not in"]);
+        assert_eq!(look::differences(pid), in_force);
+    };
+    refused(&other, &[&format!("RESTITCH_STATE_DIR={folder}")]);
+    let kept: Vec<_> =
+        restitch.all_files().into_iter().map(|path| (std::fs::read(&path).unwrap(), path)).collect();
+    kept.iter().for_each(|(_, path)| std::fs::remove_file(path).unwrap());
+    refused(&restitch, &["until it is started anew"]);
+    let all = restitch.run(&["status"]);
+    assert!(all.stdout.contains(&format!("{pid} ")) && all.stdout.contains("state files"), "{}", all.stdout);
+    target.assert_computing("without state files");
+    // With what a backup has, it goes back.
+    kept.iter().for_each(|(bytes, path)| std::fs::write(path, bytes).unwrap());
+    restitch.revert(pid).expect(code::DONE);
+    assert_eq!(look::differences_but_hook(pid), []);
+    target.stop();
 }

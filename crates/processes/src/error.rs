@@ -250,6 +250,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
         | ProcessError::Overlaid { .. }
         | ProcessError::PiledUp { .. }
         | ProcessError::Occupied { .. }
+        | ProcessError::StateLost { .. }
         | ProcessError::Unbound { .. } => ExitCode::Refused,
         ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,
         ProcessError::NotAttached { .. } => ExitCode::NothingToDo,

@@ -128,6 +128,7 @@ mod tests {
                 left_counting: false,
                 left_replacements: 0,
                 gdb,
+                lost: None,
             })
         };
         use VersionKind::{Burst, Optimized};

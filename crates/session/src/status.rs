@@ -32,6 +32,8 @@ pub struct ProcessStatus {
     pub left_replacements: u64,
     /// What gdb has to be told so that it names moved functions; empty where it finds them by itself.
     pub gdb: Vec<String>,
+    /// A layout is in force whose state files are not here: where they may be, and what to do.
+    pub lost: Option<String>,
 }
 
 /// The state of process `pid`, or of all processes that have a journal. Journals of ended processes are
@@ -51,9 +53,16 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
         match AttachedProcess::open(one, dir.clone()) {
             Ok(live) if live.journal().is_empty() && pid.is_none() => {}
             Ok(live) => out.push(status_of(&live)?),
+            Err(error @ ProcessError::StateLost { .. }) => out.push(lost(one, &error)),
             Err(error) if pid.is_some() => return Err(error.into()),
             Err(_) => {}
         }
+    }
+    if pid.is_none() {
+        out.extend(dir.without_journal().into_iter().filter_map(|one| {
+            let error = AttachedProcess::open(one, dir.clone()).err()?;
+            matches!(error, ProcessError::StateLost { .. }).then(|| lost(one, &error))
+        }));
     }
     Ok(out)
 }
@@ -93,6 +102,23 @@ fn living(dir: &StateDir) -> Vec<i32> {
     dir.owners()
 }
 
+/// What is known of a process in which a layout is in force whose state files are not here.
+fn lost(pid: i32, error: &ProcessError) -> ProcessStatus {
+    let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let redirects = if let ProcessError::StateLost { redirects, .. } = error { *redirects } else { 0 };
+    ProcessStatus {
+        pid,
+        program: program.display().to_string(),
+        versions: Vec::new(),
+        patches: redirects,
+        is_idle: true,
+        left_counting: false,
+        left_replacements: 0,
+        gdb: Vec::new(),
+        lost: Some(error.to_string()),
+    }
+}
+
 /// What restitch has in a process that is open.
 fn status_of(live: &AttachedProcess) -> Result<ProcessStatus, SessionError> {
     status_when(live, live.is_idle())
@@ -128,6 +154,7 @@ pub(crate) fn status_when(live: &AttachedProcess, is_idle: bool) -> Result<Proce
         left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && is_idle,
         left_replacements: if is_idle { journal.replacements.iter().map(|s| s.len).sum() } else { 0 },
         gdb: gdb_commands(journal, &present),
+        lost: None,
     })
 }
 
@@ -179,12 +206,18 @@ pub(crate) fn revert_where(
     // ended meanwhile.
     let families = if tree { families(pid).unwrap_or_default() } else { Vec::new() };
     for member in families.into_iter().skip(1).flatten() {
-        // One that cannot be opened has nothing of restitch in it, or has ended.
-        if let Ok(mut other) = ProcessSet::open(member, false) {
-            let theirs = given_back(&mut other, wanted);
-            let done = |(_, what): &(i32, GivenBack)| !matches!(what, GivenBack::NothingThere);
-            reverted.processes.extend(theirs.processes.into_iter().filter(done));
-            reverted.kept.extend(theirs.kept);
+        match ProcessSet::open(member, false) {
+            Ok(mut other) => {
+                let theirs = given_back(&mut other, wanted);
+                let done = |(_, what): &(i32, GivenBack)| !matches!(what, GivenBack::NothingThere);
+                reverted.processes.extend(theirs.processes.into_iter().filter(done));
+                reverted.kept.extend(theirs.kept);
+            }
+            Err(error @ SessionError::Process(ProcessError::StateLost { .. })) => {
+                reverted.processes.push((member, GivenBack::Failed(error)));
+            }
+            // One that cannot be opened has nothing of restitch in it, or has ended.
+            Err(_) => {}
         }
     }
     if reverted.processes.iter().all(|(_, what)| matches!(what, GivenBack::NothingThere)) {

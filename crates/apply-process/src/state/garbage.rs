@@ -32,6 +32,17 @@ impl StateDir {
         owners.into_iter().chain(others).collect()
     }
 
+    /// Living processes that have no journal here, and a version mapped whose file is or was in this directory.
+    pub fn without_journal(&self) -> Vec<i32> {
+        let owners = self.owners();
+        let has_version = |pid: &i32| {
+            let is_ours = |path: &Path| path.parent() == Some(self.path()) && is_version_file(path);
+            procfs::maps(*pid).unwrap_or_default().iter().any(|m| m.path().is_some_and(is_ours))
+        };
+        let others = procfs::processes().unwrap_or_default().into_iter().filter(|pid| !owners.contains(pid));
+        others.filter(has_version).collect()
+    }
+
     /// Removes the journals of ended processes, the files of versions that no journal lists and no process
     /// has mapped, and what a restitch was writing when it was killed. The directory is one user's own, and
     /// so is all that is in it.
