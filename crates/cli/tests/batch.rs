@@ -272,6 +272,19 @@ fn sanitizers_static_programs_and_strange_ones_run_as_ever() {
     assert_eq!((&*done.stdout, &*done.stderr), ("1\n", ""));
 }
 
+/// A sanitizer wants to be the first library that the C library tells of.
+#[test]
+fn programs_under_sanitizers_are_counted_and_optimized() {
+    let flags = ["-O1", "-g", "-fsanitize=address", "-Wl,--build-id=sha1"];
+    let Ok(sanitized) = restitch_testkit::compile(&program("switch.c"), &flags) else {
+        return restitch_testkit::skipped("gcc has no -fsanitize=address");
+    };
+    let batch = Batch::new();
+    // Every run ends as the program does alone, or this fails.
+    batch.optimize(std::slice::from_ref(&sanitized));
+    assert_eq!(batch.kinds(&sanitized), (0, 2), "{:#}", batch.report());
+}
+
 #[test]
 fn a_layout_that_is_asked_for_is_made_of_the_profile_that_is_kept() {
     let Some(throw) = compiled(&program("throw.cc"), &["-O2"]) else { return };

@@ -98,12 +98,14 @@ pub unsafe extern "C" fn _dl_find_object(pc: *mut c_void, result: *mut FoundObje
 struct Iteration {
     callback: EachObject,
     data: *mut c_void,
-    told: bool,
+    /// Objects that the C library has still to tell; `None` before the first one. At 0 versions are told.
+    left: Option<usize>,
 }
 
 /// `int dl_iterate_phdr(callback, void *data)`: what other unwinders ask. The agent is left out, since nobody
-/// has asked for it (and sanitizers want to be the first library of all); versions come behind the first
-/// object.
+/// has asked for it. Versions come behind the last object, since sanitizers want to be the first library of
+/// all (`FindFirstDSOCallback` of compiler-rt's `asan_linux.cpp`), and while the C library still holds its
+/// lock, as old unwinders keep what they found without one of their own.
 ///
 /// # Safety
 /// As the C library's.
@@ -113,7 +115,7 @@ pub unsafe extern "C" fn dl_iterate_phdr(callback: EachObject, data: *mut c_void
     if next == 0 {
         return 0;
     }
-    let mut iteration = Iteration { callback, data, told: false };
+    let mut iteration = Iteration { callback, data, left: None };
     // SAFETY: the C library's function of this name; `each` gets the iteration back, which outlives the call.
     unsafe { core::mem::transmute::<usize, IterateObjects>(next)(each, (&raw mut iteration).cast()) }
 }
@@ -123,15 +125,49 @@ pub unsafe extern "C" fn dl_iterate_phdr(callback: EachObject, data: *mut c_void
 unsafe extern "C" fn each(info: *mut PhdrInfo, size: usize, data: *mut c_void) -> c_int {
     // SAFETY: see above.
     let (iteration, object) = unsafe { (&mut *data.cast::<Iteration>(), info.read()) };
-    if object.addr == own_base() {
-        return 0;
+    let left = iteration.left.unwrap_or_else(count_objects);
+    iteration.left = Some(left.saturating_sub(1));
+    let adds = object.adds + versions().len() as u64;
+    let mut copy = PhdrInfo { adds, ..object };
+    if object.addr != own_base() {
+        // SAFETY: the program's callback, called as the C library would.
+        let result = unsafe { (iteration.callback)(&raw mut copy, size, iteration.data) };
+        if result != 0 {
+            return result;
+        }
     }
-    let mut copy = PhdrInfo { adds: object.adds + versions().len() as u64, ..object };
-    // SAFETY: the program's callback, called as the C library would.
-    let result = unsafe { (iteration.callback)(&raw mut copy, size, iteration.data) };
-    if result != 0 || core::mem::replace(&mut iteration.told, true) {
-        return result;
+    // Where objects were added meanwhile (musl), they come behind the versions.
+    // SAFETY: the iteration runs.
+    if left == 1 { unsafe { each_version(iteration, &copy, size) } } else { 0 }
+}
+
+/// How many objects the C library tells. It is asked while it tells the first one: glibc's lock is recursive,
+/// musl holds none then and forgets no object.
+fn count_objects() -> usize {
+    let next = ITERATE_OBJECTS.get();
+    let mut count = 0usize;
+    if next != 0 {
+        // SAFETY: the C library's function of this name; `count_one` gets the count back.
+        unsafe {
+            core::mem::transmute::<usize, IterateObjects>(next)(count_one, (&raw mut count).cast());
+        }
     }
+    count
+}
+
+/// # Safety
+/// Called by the C library for [`count_objects`].
+unsafe extern "C" fn count_one(_: *mut PhdrInfo, _: usize, data: *mut c_void) -> c_int {
+    // SAFETY: see above: `data` is the count.
+    unsafe { *data.cast::<usize>() += 1 };
+    0
+}
+
+/// Tells the versions; `like` is an object that has been told.
+///
+/// # Safety
+/// The iteration must be one that runs.
+unsafe fn each_version(iteration: &Iteration, like: &PhdrInfo, size: usize) -> c_int {
     for v in versions() {
         // SAFETY: a version begins with an ELF header: e_phoff at 32, e_phnum at 56.
         let (offset, count) =
@@ -143,7 +179,7 @@ unsafe extern "C" fn each(info: *mut PhdrInfo, size: usize, data: *mut c_void) -
             header_count: count,
             tls_modid: 0,
             tls_data: null_mut(),
-            ..copy
+            ..*like
         };
         // SAFETY: as above.
         let result = unsafe { (iteration.callback)(&raw mut info, size, iteration.data) };
