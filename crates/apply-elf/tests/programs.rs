@@ -97,7 +97,16 @@ fn labels_and_calls_that_stay_lead_straight_into_the_version() {
 #[test]
 fn programs_with_promoted_calls_run() {
     let folder = scratch();
-    for name in ["virt.cc", "throw.cc", "setjmp.c", "signals.c", "threads.c", "coroutine.c", "fork.c"] {
+    for name in [
+        "virt.cc",
+        "throw.cc",
+        "personality.c",
+        "setjmp.c",
+        "signals.c",
+        "threads.c",
+        "coroutine.c",
+        "fork.c",
+    ] {
         let source = restitch_testkit::program(name);
         for (seed, flags) in [&["-O2", "-pie", "-fPIE"][..], &["-O1", "-pie", "-fPIE"], &["-O2", "-no-pie"]]
             .into_iter()

@@ -41,7 +41,12 @@ pub fn write_lsda(
     }
     // What lies between the offset of the type table's end and that end.
     let mut middle = vec![encoding];
-    put_uleb(&mut middle, sites.len() as u64);
+    // D's run time (`scanLSDA` in druntime's rt/dwarfeh.d) reads the length in the call sites' encoding; a
+    // positive signed number is the same one to all others.
+    match encoding {
+        SLEB128 => put_sleb(&mut middle, sites.len() as i64),
+        _ => put_uleb(&mut middle, sites.len() as u64),
+    }
     middle.extend(sites);
     middle.extend(&original.actions);
     if original.types.is_empty() && original.filters.is_empty() {

@@ -88,6 +88,24 @@ fn the_pad_base_is_written_only_where_a_pad_begins_the_run() {
 }
 
 #[test]
+fn the_length_of_signed_call_sites_is_the_same_number_signed_and_unsigned() {
+    let lsda = parse(0x2000, &[0xff, 0xff, 1, 0]).unwrap();
+    for count in [5, 9, 12, 200] {
+        let sites: Vec<_> = (0..count).map(|i| site(0x1000 + i, 1, Some(0xfe0), 0)).collect();
+        let bytes = write_lsda(Svma::new(0x2000), FUNCTION.start, &sites, &lsda).unwrap();
+        assert_eq!(bytes[..3], [0xff, 0xff, 9], "signed numbers");
+        let last = bytes[3..].iter().position(|byte| byte & 0x80 == 0).unwrap();
+        // Bit 6 of the last byte is the sign.
+        assert_eq!(bytes[3 + last] & 0x40, 0, "{count}: {:x?}", &bytes[3..=3 + last]);
+        assert_eq!(parse(0x2000, &bytes).unwrap().call_sites, sites);
+    }
+    // Where no pad lies in front, tables are as compilers write them.
+    let bytes =
+        write_lsda(Svma::new(0x2000), FUNCTION.start, &[site(0x1000, 4, Some(0x1040), 0)], &lsda).unwrap();
+    assert_eq!(bytes, [0xff, 0xff, 1, 4, 0, 4, 0x40, 0]);
+}
+
+#[test]
 fn what_contradicts_itself_is_refused() {
     // An action without a type table; a type beyond the table; a chain that leaves the table; unsorted call
     // sites.

@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn programs_are_optimized_between_their_runs() {
-    let sources = ["throw.cc", "backtrace.c", "setjmp.c", "signals.c", "switch.c", "virt.cc"];
+    let sources =
+        ["throw.cc", "personality.c", "backtrace.c", "setjmp.c", "signals.c", "switch.c", "virt.cc"];
     let compiled: Vec<PathBuf> =
         sources.iter().filter_map(|s| compiled(&program(s), &["-O2", "-rdynamic"])).collect();
     let [throw, ..] = &compiled[..] else { return };

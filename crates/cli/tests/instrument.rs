@@ -89,6 +89,7 @@ fn programs_of_every_kind_count() {
         ("switch.c", &["-O2", "-pie", "-fPIE"][..]),
         ("goto.c", &["-O2", "-no-pie"]),
         ("throw.cc", &["-O2"]),
+        ("personality.c", &["-O2"]),
         ("throw.cc", &["-O2", "-static"]),
         ("virt.cc", &["-O2", "-static-pie"]),
         ("threads.c", &["-O2"]),

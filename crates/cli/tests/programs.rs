@@ -21,6 +21,7 @@ const PROGRAMS: &[&str] = &[
     "noncall.cc",
     "objects.c",
     "odd.c",
+    "personality.c",
     "pointers.cc",
     "probes.c",
     "repeated.c",

@@ -119,6 +119,9 @@ pub fn words(why: Movability) -> &'static str {
         Movability::ComputedTargets => {
             "a jump goes to places in it that are computed, so each of its instructions may be one"
         }
+        Movability::UnknownPersonality => {
+            "its language's handler of exceptions is not known to read the tables that moved code needs"
+        }
         Movability::DataInside => {
             "there may be data in it: its bytes are read, or nothing leads to some of them"
         }

@@ -7,6 +7,7 @@ use crate::known_labels::known_labels;
 use crate::leaders::{self, Leaders};
 use crate::lookups::unwinder_lookups;
 use crate::model::*;
+use crate::personality::unknown_personalities;
 use crate::sweep::{Found, Kind, Mini, Span, Sweep};
 use crate::{flags, special, tables};
 use restitch_address::Svma;
@@ -53,6 +54,9 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     }
     for span in known_labels(image, &sweep, &jump_tables, &leaders.branch) {
         leave(&mut movability[span], Movability::KnownLabels);
+    }
+    for span in unknown_personalities(image, unwind, &sweep, &jump_tables) {
+        leave(&mut movability[span], Movability::UnknownPersonality);
     }
     let mut builder = Builder::new(&sweep, &leaders, &doubt, jump_tables);
     for (i, span) in sweep.spans.iter().enumerate() {

@@ -29,6 +29,7 @@ mod leaders;
 mod looks;
 mod lookups;
 mod model;
+mod personality;
 mod reach;
 mod return_address;
 mod special;

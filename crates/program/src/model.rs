@@ -94,6 +94,9 @@ pub enum Movability {
     /// A jump goes to an address in it with something computed added: into the middle of an unrolled loop,
     /// say. Any of its instructions may be the target.
     ComputedTargets,
+    /// Its handler of exceptions is not known to read what a copy's tables have: landing pads in front of the
+    /// code that leads to them.
+    UnknownPersonality,
     /// Not all of its bytes are known to be code: something reads them, or nothing leads to them and they are
     /// no clean code.
     DataInside,

@@ -42,7 +42,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 15] = [
+const MOVABILITY: [(Movability, &str); 16] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -57,6 +57,7 @@ const MOVABILITY: [(Movability, &str); 15] = [
     (Movability::RunTime, "run-time"),
     (Movability::KnownLabels, "known-labels"),
     (Movability::ComputedTargets, "computed-targets"),
+    (Movability::UnknownPersonality, "unknown-personality"),
     (Movability::DataInside, "data-inside"),
 ];
 

@@ -68,6 +68,54 @@ fn every_variant_of_every_program_keeps_the_invariants() {
     }
 }
 
+/// How many functions stay for their personality routine, and how many have landing pads and are movable.
+fn by_personality(image: &Image, program: &Program) -> (usize, usize) {
+    let unknown = program.functions.iter().filter(|f| f.movability == Movability::UnknownPersonality);
+    let at = image.eh_frame().unwrap();
+    let unwind = UnwindInfo::parse(image.read(at.start, at.len() as usize).unwrap(), at.start).unwrap();
+    let catches = |f: &&restitch_program::Function| {
+        f.movability == Movability::Movable && unwind.find(f.range.start).unwrap().lsda.is_some()
+    };
+    (unknown.count(), program.functions.iter().filter(catches).count())
+}
+
+#[test]
+fn functions_whose_personality_routine_is_unknown_stay() {
+    for flags in VARIANTS {
+        let Some((image, program)) = compiled("personality.c", flags) else { return };
+        let stays = |f: &&restitch_program::Function| f.movability == Movability::UnknownPersonality;
+        let stay: Vec<_> = program.functions.iter().filter(stays).map(|f| f.name.as_deref()).collect();
+        assert_eq!(stay, [Some("guarded")], "{flags:?}");
+        let bare =
+            restitch_testkit::strip(&compile(&self::program("personality.c"), flags).unwrap()).unwrap();
+        let (image, program) = (image, analyzed(&bare).1);
+        assert_eq!(by_personality(&image, &program).0, 1, "{flags:?}, stripped");
+    }
+}
+
+#[test]
+fn nameless_personality_routines_of_common_languages_are_known() {
+    let made = [
+        compile(&program("throw.cc"), &["-O2", "-static"]),
+        compile(&program("throw.cc"), &["-O2", "-static-pie"]),
+        restitch_testkit::compile_with_llvm_runtime(&program("throw.cc"), &["-O2", "-static"]),
+        restitch_testkit::compile_rust_with_musl(&program("panics.rs")),
+    ];
+    for path in made {
+        let path = match path {
+            Ok(path) => path,
+            Err(error) => {
+                skipped(&error.to_string());
+                continue;
+            }
+        };
+        let bare = restitch_testkit::strip(&path).unwrap();
+        let (image, program) = analyzed(&bare);
+        let (unknown, known) = by_personality(&image, &program);
+        assert!(unknown == 0 && known > 20, "{path:?}: {unknown} are unknown, {known} known");
+    }
+}
+
 #[test]
 fn switches_become_tables_whose_every_target_is_known() {
     for flags in [&["-O2"][..], &["-O2", "-no-pie"], &["-O0"]] {
