@@ -34,7 +34,7 @@ use crate::threads::{ThreadView, hidden_returns, survey};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_emit::MapPiece;
 use restitch_procfs::{Mapping, Pagemap};
-use restitch_tracee::{Batch, StopTimes, Stopped, TraceError};
+use restitch_tracee::{Batch, StopTimes, Stopped, TraceError, refuse_shared_memory};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -138,10 +138,11 @@ fn first_stop<'a>(
 ) -> Result<(Vec<&'a InstalledVersion>, Spared), ProcessError> {
     let stub = stub_site(attached.now(), |_| false)?;
     let mut candidates = Vec::new();
+    let shared = refuse_shared_memory(attached.target.pid()).err().map(|error| error.to_string());
     let mut stopped = Stopped::seize_all_to_borrow(attached.target.pid())?;
     let maps = stopped.maps()?;
     let threads = survey(&stopped, walker, &maps)?;
-    let hidden = hidden_returns(&threads, &maps);
+    let hidden = shared.or_else(|| hidden_returns(&threads, &maps));
     for old in retired {
         match reason_to_keep(attached, &stopped, old, &threads)?.or_else(|| hidden.clone()) {
             // Soon it is over; the second stop looks again.
@@ -193,10 +194,11 @@ fn take_out<'a>(
     report: &mut ReclaimReport,
 ) -> Result<Vec<&'a InstalledVersion>, ProcessError> {
     let stub = stub_site(attached.now(), |_| false)?;
+    let shared = refuse_shared_memory(attached.target.pid()).err().map(|error| error.to_string());
     let mut stopped = Stopped::seize_all_to_borrow(attached.target.pid())?;
     let maps = stopped.maps()?;
     let threads = survey(&stopped, walker, &maps)?;
-    let hidden = hidden_returns(&threads, &maps);
+    let hidden = shared.or_else(|| hidden_returns(&threads, &maps));
     let looking = hook::in_use(&stopped, attached.journal.hook.as_ref(), &threads)?;
     let pages = Pagemap::open(attached.target.pid());
     let (mut gone, mut held) = (Vec::new(), Vec::new());

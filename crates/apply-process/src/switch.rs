@@ -29,7 +29,7 @@ use crate::target::Target;
 use crate::threads::{forbidden_sites, in_between, move_in, move_out, survey};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, Mapping, PageState, Pagemap};
-use restitch_tracee::{Memory, StopTimes, Stopped, TraceError};
+use restitch_tracee::{Memory, StopTimes, Stopped, TraceError, refuse_shared_memory};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -145,6 +145,7 @@ fn try_switch(
 ) -> Result<SwitchReport, ProcessError> {
     attached.target.process.verify()?;
     attached.lock()?;
+    refuse_shared_memory(attached.target.pid())?;
     attached.renew()?;
     refuse_moved(&attached.target, incoming, &procfs::maps(attached.target.pid())?)?;
     forget_gone(attached)?;

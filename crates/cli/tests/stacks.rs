@@ -3,14 +3,15 @@
 
 mod common;
 
-use common::{Restitch, Target, code, expect_message, stoppable};
-use restitch_testkit::scratch;
+use common::{PATIENCE, Restitch, Target, code, expect_message, stoppable};
+use restitch_testkit::{scratch, wait_until};
 use std::fs::File;
+use std::process::Command;
 
 /// The program, on such a stack. `None`, with a message, if that is not possible here.
 fn start(what: &str) -> Option<Target> {
     let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stack.h");
-    let program = stoppable("switch.c", &["-O2", "-DSTACK=2", "-include", header])?;
+    let program = stoppable("switch.c", &["-O2", "-DSTACK=3", "-include", header])?;
     let folder = scratch();
     let file = folder.path().join("stack");
     File::create(&file).expect("writable");
@@ -58,6 +59,37 @@ fn small_stacks_are_named() {
 #[test]
 fn threads_whose_calls_come_back_to_them_make_none() {
     expect_refused("dispatch", &["PR_SET_SYSCALL_USER_DISPATCH"]);
+}
+
+#[test]
+fn processes_that_share_their_memory_are_refused() {
+    expect_refused("sharer", &["shares its memory with process", "no thread of it"]);
+}
+
+/// It is no forked child with memory of its own either: to give it back would give back the other's, too.
+#[test]
+fn a_process_that_begins_to_share_its_memory_keeps_its_layout_meanwhile() {
+    let Some(mut target) = start("sharer-later") else { return };
+    let restitch = Restitch::new();
+    let attached = restitch.attach(target.pid(), &[]);
+    attached.expect(code::DONE);
+    send("-USR1", &target.pid().to_string());
+    let sharer = wait_until(PATIENCE, || child_of(target.pid())).expect("it begins to share");
+    let refused = restitch.revert(target.pid());
+    expect_message(&refused, code::REFUSED, &["shares its memory with process"]);
+    target.assert_computing(&refused.stderr);
+    send("-KILL", &sharer);
+    target.assert_goes_back(&restitch);
+    target.stop();
+}
+
+fn send(signal: &str, pid: &str) {
+    assert!(Command::new("kill").args([signal, pid]).status().is_ok_and(|status| status.success()));
+}
+
+fn child_of(pid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    text.split_whitespace().next().map(str::to_owned)
 }
 
 /// Mostly the thread stands on the small stack; the moment at which it does not is waited for.

@@ -607,6 +607,7 @@ pub fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
         let why = format!("it is stopped and does no work; let it go on (kill -CONT {pid}) and try again");
         return Err(SessionError::Refused { pid, why });
     }
+    restitch_tracee::refuse_shared_memory(pid)?;
     Ok(restitch_tracee::refuse_by_filters(pid)?)
 }
 

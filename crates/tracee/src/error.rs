@@ -71,6 +71,18 @@ pub enum TraceError {
         /// The waiting thread.
         tid: i32,
     },
+    /// Another process works in its memory.
+    #[error(
+        "process {pid} shares its memory with process {other} ({name}), which is no thread of it and would run on while code is exchanged; end that one, or make a faster copy of its program instead (restitch record, restitch optimize)"
+    )]
+    SharedMemory {
+        /// The process.
+        pid: i32,
+        /// One that shares its memory.
+        other: i32,
+        /// Its command name, as far as known.
+        name: String,
+    },
     /// A thread did not stop in time.
     #[error(
         "thread {tid} of process {pid} did not stop within {waited_ms} ms (state {state}): it waits in the kernel, for a disk or a network file system perhaps; try again later"

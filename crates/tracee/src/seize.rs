@@ -216,7 +216,7 @@ fn wait_for_vfork_children(pid: i32, limit: Duration) -> Result<BTreeSet<i32>, T
 }
 
 /// Whether a thread sleeps uninterruptibly in a system call that creates processes.
-fn waits_for_vfork(pid: i32, thread: &Stat) -> bool {
+pub(crate) fn waits_for_vfork(pid: i32, thread: &Stat) -> bool {
     thread.state == procfs::ProcessState::Uninterruptible && in_creating_call(pid, thread.pid)
 }
 

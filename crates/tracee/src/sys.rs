@@ -212,6 +212,15 @@ pub(crate) fn event_message(tid: i32) -> Result<u64, TraceError> {
     if result == -1 { Err(failed("GETEVENTMSG", tid)) } else { Ok(message) }
 }
 
+/// Whether two tasks have the same memory (`kcmp`, `KCMP_VM`); `false` where the kernel does not tell.
+pub(crate) fn has_memory_of(one: i32, other: i32) -> bool {
+    const KCMP_VM: libc::c_long = 1;
+    // SAFETY: all arguments are numbers; for this kind the last two are not looked at.
+    unsafe {
+        libc::syscall(libc::SYS_kcmp, libc::c_long::from(one), libc::c_long::from(other), KCMP_VM, 0, 0) == 0
+    }
+}
+
 /// The number of this very thread.
 pub(crate) fn own_tid() -> i32 {
     // SAFETY: `gettid` has no arguments and no memory effects.

@@ -86,10 +86,14 @@ static void stack_leave_often(void) {
 /* Shares the memory, and is no thread. */
 static int stack_sharer(void *unused) {
     (void)unused;
-    for (;;) {
-        if (getppid() == 1) _exit(0);
-        usleep(1000);
-    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) pause();
+}
+
+static void stack_share(int unused) {
+    (void)unused;
+    char *top = stack_map(STACK_LEN, MAP_PRIVATE | MAP_ANONYMOUS, -1) + STACK_LEN;
+    if (clone(stack_sharer, top, CLONE_VM | SIGCHLD, 0) < 0) _exit(STACK_SKIPPED);
 }
 
 int main(int argc, char **argv) {
@@ -116,10 +120,8 @@ int main(int argc, char **argv) {
         return stack_run_on(low + 4096, STACK_TOP);
     }
     if (strcmp(what, "dispatch") == 0) stack_dispatch();
-    if (strcmp(what, "sharer") == 0) {
-        char *top = stack_map(STACK_LEN, MAP_PRIVATE | MAP_ANONYMOUS, -1) + STACK_LEN;
-        if (clone(stack_sharer, top, CLONE_VM | SIGCHLD, 0) < 0) return STACK_SKIPPED;
-    }
+    if (strcmp(what, "sharer") == 0) stack_share(0);
+    if (strcmp(what, "sharer-later") == 0) signal(SIGUSR1, stack_share);
     return stack_program(argc, argv);
 }
 #define main stack_program
