@@ -88,8 +88,11 @@ impl AttachedProcess {
     /// # Errors
     /// As for [`AttachedProcess::open`].
     pub fn open_with(pid: i32, dir: StateDir, images: &mut ImageCache) -> Result<Self, ProcessError> {
-        let target = Target::open_with(pid, images)?;
+        let mut target = Target::open_even_moved(pid, images)?;
         let journal = find_journal(&dir, &target)?;
+        if journal.is_empty() {
+            target = target.with_text_of_its_file()?;
+        }
         Ok(Self { target, renewed: None, compared: false, dir, journal, counters: Vec::new(), lock: None })
     }
 
@@ -211,8 +214,11 @@ impl AttachedProcess {
     /// module, and is searched and led on in every later switch.
     ///
     /// # Errors
-    /// [`ProcessError::PiledUp`].
+    /// [`ProcessError::PiledUp`]; [`ProcessError::TextMoved`] where the program has moved its code.
     pub fn may_have_more(&self) -> Result<(), ProcessError> {
+        if self.target.text_moved {
+            self.target.clone().with_text_of_its_file()?;
+        }
         let retired: Vec<u64> = self.journal.versions.iter().filter(|v| v.retired).map(|v| v.len).collect();
         if retired.len() < MOST_RETIRED {
             return Ok(());

@@ -24,6 +24,16 @@ pub enum ProcessError {
         /// The process.
         pid: i32,
     },
+    /// The program has moved its code.
+    #[error(
+        "process {pid}: the code of {program} lies in memory that is no mapping of the file any more, as the program has moved it there (onto large pages perhaps, as node --use-largepages and iodlr do); nothing was changed; start it without that, or make a faster copy of the file instead (restitch record, restitch optimize)"
+    )]
+    TextMoved {
+        /// The process.
+        pid: i32,
+        /// Its program.
+        program: PathBuf,
+    },
     /// No bytes of the code are known to be dead.
     #[error(
         "process {pid}: no 16 bytes of its code are known to be dead, and restitch needs such for a moment to make a system call on its behalf (the last pages of its code are full, and it has not begun, or not as others do); nothing was changed; try again once it runs, or make a faster copy of its program instead (restitch record, restitch optimize)"

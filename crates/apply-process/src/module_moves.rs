@@ -15,7 +15,7 @@ use crate::error::ProcessError;
 use crate::memory::writing::leads_into_version;
 use crate::state::journal::{Journal, JournalPatch, VersionKind};
 use crate::switch_plan::Incoming;
-use crate::target::Target;
+use crate::target::{ImageCache, Target};
 use restitch_address::Avma;
 use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::Memory;
@@ -37,7 +37,7 @@ impl AttachedProcess {
             if self.now().moved_modules(&procfs::maps(self.target.pid())?).is_empty() {
                 break;
             }
-            self.renewed = Some(Target::open(self.target.pid())?);
+            self.renewed = Some(Target::open_even_moved(self.target.pid(), &mut ImageCache::default())?);
             self.compared = false;
         }
         Ok(())
@@ -65,6 +65,9 @@ pub(crate) fn refuse_moved(
     incoming: &[Incoming<'_>],
     maps: &[Mapping],
 ) -> Result<(), ProcessError> {
+    if !incoming.is_empty() && target.text_moved {
+        target.clone().with_text_of_its_file()?;
+    }
     let is_led_to = |new: &&Incoming<'_>| new.kind != VersionKind::Burst;
     let wanted: Vec<usize> = incoming.iter().filter(is_led_to).map(|new| new.module).collect();
     let gone = target.moved_modules(maps);
@@ -87,7 +90,7 @@ pub(crate) fn forget_gone(attached: &mut AttachedProcess) -> Result<(), ProcessE
     if odd.is_empty() {
         return Ok(());
     }
-    let (now, maps) = (Target::open(pid)?, procfs::maps(pid)?);
+    let (now, maps) = (Target::open_even_moved(pid, &mut ImageCache::default())?, procfs::maps(pid)?);
     let is_gone = |p: &JournalPatch| {
         let at = Avma::new(p.at);
         odd.get(&at).is_some_and(|found| holds_nothing_of_ours(&now, &maps, at, found.as_deref()))

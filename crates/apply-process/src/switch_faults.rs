@@ -128,7 +128,8 @@ impl World {
         }
         host.memory.poke(Avma::new(STACKS + 0xf00), &(FUNCTIONS[1] + 2).to_le_bytes());
         let process = ProcessId { pid: 1, start_time: 1 };
-        let target = Target { process, modules: Vec::new(), program: 0, unreadable: Vec::new() };
+        let target =
+            Target { process, modules: Vec::new(), program: 0, unreadable: Vec::new(), text_moved: false };
         let saved = Journal::new(process);
         let attached = AttachedProcess::of_target(target, dir, saved.clone());
         Self { host, code, original, attached, saved }

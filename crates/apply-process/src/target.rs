@@ -5,7 +5,7 @@ use crate::overlay::overlay_in;
 use crate::vdso;
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_apply::Why;
-use restitch_image::Image;
+use restitch_image::{Image, Segment};
 use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
 use restitch_tracee::TraceError;
 use std::collections::BTreeMap;
@@ -119,6 +119,9 @@ pub struct Target {
     pub program: usize,
     /// Files that could not be used, with the reason.
     pub unreadable: Vec<(PathBuf, String)>,
+    /// The program's code lies in memory that is no mapping of its file: the program has moved it (onto large
+    /// pages, say). What there is of its file is mapped still.
+    pub(crate) text_moved: bool,
 }
 
 impl Target {
@@ -135,12 +138,30 @@ impl Target {
     /// # Errors
     /// As for [`Target::open`].
     pub fn open_with(pid: i32, images: &mut ImageCache) -> Result<Self, ProcessError> {
+        Self::open_even_moved(pid, images)?.with_text_of_its_file()
+    }
+
+    /// The same, or the reason why it is not to be changed.
+    pub(crate) fn with_text_of_its_file(self) -> Result<Self, ProcessError> {
+        match self.text_moved {
+            false => Ok(self),
+            true => {
+                let path = self.modules[self.program].path.clone();
+                Err(ProcessError::TextMoved { pid: self.pid(), program: path })
+            }
+        }
+    }
+
+    /// The same of a process that may have moved its program's code away from the file, which is not to be
+    /// changed any more, but to be given its original code back.
+    pub(crate) fn open_even_moved(pid: i32, images: &mut ImageCache) -> Result<Self, ProcessError> {
         let process = ProcessId::of(pid)?;
         let mut maps = procfs::maps(pid)?;
         if let Some(overlay) = overlay_in(&maps) {
             return Err(ProcessError::Overlaid { pid, overlay });
         }
-        let headers = procfs::auxv(pid)?.program_headers();
+        let vector = procfs::auxv(pid)?;
+        let headers = vector.program_headers();
         let (mut modules, mut unreadable) = load_all(pid, &maps, images);
         for _ in 0..MOST_LOOKS {
             if unreadable.is_empty() {
@@ -154,11 +175,16 @@ impl Target {
             maps = now;
             (modules, unreadable) = load_all(pid, &maps, images);
         }
+        let is_program = |m: &Module| headers.is_some_and(|at| m.range.contains(at));
+        let moved = match modules.iter().any(is_program) {
+            true => None,
+            false => load_moved(pid, &maps, headers, vector.entry(), images),
+        };
+        let text_moved = moved.is_some();
+        modules.extend(moved);
         modules.sort_by_key(|m| m.range.start);
-        let program = headers
-            .and_then(|at| modules.iter().position(|m| m.range.contains(at)))
-            .ok_or_else(|| no_program(process))?;
-        Ok(Self { process, modules, program, unreadable })
+        let program = modules.iter().position(is_program).ok_or_else(|| no_program(process))?;
+        Ok(Self { process, modules, program, unreadable, text_moved })
     }
 
     /// The module that holds `at`.
@@ -170,14 +196,22 @@ impl Target {
     /// The indices of those modules that are no longer mapped where they were, by `maps` of the process: the
     /// program has closed them, and opened them elsewhere perhaps.
     pub(crate) fn moved_modules(&self, maps: &[Mapping]) -> Vec<usize> {
-        (0..self.modules.len()).filter(|i| !is_in_place(&self.modules[*i], maps)).collect()
+        let is_there = |i: usize| {
+            let module = &self.modules[i];
+            is_in_place(module, maps) || self.text_moved && i == self.program && is_left(module, maps)
+        };
+        (0..self.modules.len()).filter(|i| !is_there(*i)).collect()
     }
 
     /// Whether the process executes another program by now.
     pub fn has_executed(&self) -> bool {
         let maps = procfs::maps(self.pid()).unwrap_or_default();
         // One that has ended has no mappings.
-        !maps.is_empty() && self.process.is_alive() && !is_in_place(&self.modules[self.program], &maps)
+        let program = &self.modules[self.program];
+        !maps.is_empty()
+            && self.process.is_alive()
+            && !is_in_place(program, &maps)
+            && !is_left(program, &maps)
     }
 
     /// The vdso, if the process has one that could be read.
@@ -243,13 +277,38 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
         .filter_map(|code| Some((code, bias_of(&image, code)?)))
         .max_by_key(|(_, bias)| segments_at(&image, *bias, mappings))
         .ok_or("its executable mapping fits no segment of the file")?;
+    Ok(Some(module_of(code, image, bias)))
+}
+
+/// The module that `mapping` is part of, at this bias.
+fn module_of(mapping: &Mapping, image: Arc<Image>, bias: LoadBias) -> Module {
     let (mut low, mut high) = (Avma::new(u64::MAX), Avma::new(0));
     for s in image.segments() {
         low = low.min(bias.to_actual(s.range.start).align_down(PAGE));
         high = high.max(bias.to_actual(s.range.end).align_up(PAGE));
     }
-    let identity = procfs::FileIdentity { device: code.device, inode: code.inode };
-    Ok(Some(Module { path: path_of(code), image, identity, bias, range: AvmaRange::between(low, high) }))
+    let identity = procfs::FileIdentity { device: mapping.device, inode: mapping.inode };
+    Module { path: path_of(mapping), image, identity, bias, range: AvmaRange::between(low, high) }
+}
+
+/// The program, if its headers are mapped of a file, and its entry point lies in code that is of none.
+fn load_moved(
+    pid: i32,
+    maps: &[Mapping],
+    headers: Option<Avma>,
+    entry: Option<Avma>,
+    images: &mut ImageCache,
+) -> Option<Module> {
+    let at = |at: Avma| maps.iter().find(|m| m.range.contains(at));
+    let (of_file, code) = (at(headers?)?, at(entry?)?);
+    let is_of_file = |m: &Mapping| (m.device, m.inode) == (of_file.device, of_file.inode);
+    if of_file.inode == 0 || !code.permissions.execute || is_of_file(code) {
+        return None;
+    }
+    let image = images.image(pid, of_file).ok()?;
+    let bias = bias_where(&image, of_file, |s| !s.writable)?;
+    let module = module_of(of_file, image, bias);
+    module.range.contains(code.range.start).then_some(module)
 }
 
 /// The vdso, if the process has one. Its image says nothing of the pages behind its last byte.
@@ -277,7 +336,12 @@ fn load_all(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> (Vec<Module>
 
 /// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.
 fn bias_of(image: &Image, code: &Mapping) -> Option<LoadBias> {
-    let stated = image.segments().iter().filter(|s| s.executable).find_map(|s| {
+    bias_where(image, code, |s| s.executable)
+}
+
+/// The same for one of those segments that are `wanted`.
+fn bias_where(image: &Image, code: &Mapping, wanted: impl Fn(&Segment) -> bool) -> Option<LoadBias> {
+    let stated = image.segments().iter().filter(|s| wanted(s)).find_map(|s| {
         let skew = s.range.start.get() % PAGE;
         let first = s.file_offset.get() - skew;
         let inside = code.offset.get().checked_sub(first).filter(|d| *d < s.file_len + skew)?;
@@ -296,6 +360,15 @@ fn is_in_place(module: &Module, maps: &[Mapping]) -> bool {
     let from = maps.partition_point(|m| m.range.end <= module.range.start);
     let mut inside = maps[from..].iter().take_while(|m| m.range.start < module.range.end);
     module.is_vdso() || inside.any(is_its_code)
+}
+
+/// Whether something of the module's file is mapped where it was, be it no code.
+fn is_left(module: &Module, maps: &[Mapping]) -> bool {
+    let is_part = |m: &Mapping| {
+        let identity = procfs::FileIdentity { device: m.device, inode: m.inode };
+        identity == module.identity && bias_where(&module.image, m, |s| !s.writable) == Some(module.bias)
+    };
+    maps.iter().any(is_part)
 }
 
 /// How many segments of the file are mapped where they are at this bias.

@@ -251,6 +251,7 @@ fn of_process(error: &ProcessError) -> ExitCode {
         | ProcessError::PiledUp { .. }
         | ProcessError::Occupied { .. }
         | ProcessError::StateLost { .. }
+        | ProcessError::TextMoved { .. }
         | ProcessError::Unbound { .. } => ExitCode::Refused,
         ProcessError::NotVerified { .. } | ProcessError::State { .. } => ExitCode::Failure,
         ProcessError::NotAttached { .. } => ExitCode::NothingToDo,
