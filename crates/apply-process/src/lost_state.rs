@@ -2,9 +2,9 @@
 //! files, say), or lie in another state directory.
 //!
 //! What is in a process is judged by the process itself: its code leads into what is named as a version. A
-//! mapping of that name alone proves nothing, as anybody can map one; nothing leads there. Without the address
-//! maps nobody can be moved out, and without the journal slots that lead there are not known, so it is left
-//! as it is, and that is said.
+//! mapping of that name alone proves nothing, as anybody can map one; nothing leads there. Without the
+//! address maps nobody can be moved out, and without the journal slots that lead there are not known, so it
+//! is left as it is, and that is said.
 
 use crate::entry_patch::{LEN, destination};
 use crate::error::ProcessError;
@@ -21,8 +21,8 @@ use restitch_x86::patch::Patch;
 use std::path::{Path, PathBuf};
 
 /// # Errors
-/// [`ProcessError::StateLost`] if code of the process leads into versions among its `maps` that `journal`, made
-/// of what there is in `dir`, does not list.
+/// [`ProcessError::StateLost`] if code of the process leads into versions among its `maps` that `journal`,
+/// made of what there is in `dir`, does not list.
 pub(crate) fn refuse_lost(
     dir: &StateDir,
     target: &Target,
@@ -45,8 +45,8 @@ pub(crate) fn refuse_lost(
     })
 }
 
-/// The folder that a version's file lies in, by the process's own view; none if it was removed, or is a memory
-/// file.
+/// The folder that a version's file lies in, by the process's own view; none if it was removed, or is a
+/// memory file.
 fn folder_of(version: &Mapping) -> Option<PathBuf> {
     match &version.name {
         MappingName::File { path, deleted: false } if path.is_absolute() && path.exists() => {

@@ -32,7 +32,8 @@ impl StateDir {
         owners.into_iter().chain(others).collect()
     }
 
-    /// Living processes that have no journal here, and a version mapped whose file is or was in this directory.
+    /// Living processes that have no journal here, and a version mapped whose file is or was in this
+    /// directory.
     pub fn without_journal(&self) -> Vec<i32> {
         let owners = self.owners();
         let has_version = |pid: &i32| {
