@@ -240,9 +240,12 @@ fn others_are_told_that_they_see_their_own() {
     let mut target = Target::start(&program);
     restitch.attach(target.pid(), &[]).expect(code::DONE);
     let folder = scratch();
-    set_mode(folder.path(), 0o777);
+    set_mode(folder.path(), 0o755);
     let (binary, state) = (folder.path().join("restitch"), folder.path().join("state"));
     copy_program(Path::new(env!("CARGO_BIN_EXE_restitch")), &binary).expect("room for a copy");
+    std::fs::create_dir(&state).expect("writable");
+    set_mode(&state, 0o700);
+    std::os::unix::fs::chown(&state, Some(USER), Some(USER)).expect("root may");
     let mut command = Command::new(&binary);
     command.arg("status").env("RESTITCH_STATE_DIR", &state).uid(USER).gid(USER);
     let told = common::finish(&mut command);

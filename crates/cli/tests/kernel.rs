@@ -1,5 +1,5 @@
-//! `restitch kernel`, on made-up kernels, and on copies of real ones where `RESTITCH_KERNEL_VIEWS` names some
-//! (folders, separated by colons).
+//! `restitch kernel`, on made-up kernels, and on copies of real ones where `RESTITCH_KERNEL_VIEWS` names a
+//! folder with folders of them.
 
 use restitch_testkit::small_kernel::SmallKernel;
 use restitch_testkit::{TempDir, scratch};
@@ -186,13 +186,14 @@ fn the_document_names_exactly_the_fields_that_there_are() {
 
 #[test]
 fn copies_of_real_kernels_are_understood() {
-    let views = std::env::var("RESTITCH_KERNEL_VIEWS").unwrap_or_default();
-    let views: Vec<PathBuf> = views.split(':').filter(|view| !view.is_empty()).map(PathBuf::from).collect();
-    if views.is_empty() {
-        restitch_testkit::skip!(
-            "RESTITCH_KERNEL_VIEWS names no copies of kernels (`restitch-guest view` makes some)"
+    let Some(views) = std::env::var_os("RESTITCH_KERNEL_VIEWS") else {
+        restitch_testkit::skip_unsupported!(
+            "RESTITCH_KERNEL_VIEWS names no folder with views of kernels (`restitch-guest view` makes some)"
         );
-    }
+    };
+    let views: Vec<PathBuf> =
+        fs::read_dir(views).expect("a folder").map(|view| view.expect("readable").path()).collect();
+    assert!(!views.is_empty());
     for view in views {
         assert_is_narrow(&done(&kernel(&["doctor"], &view)));
         assert_is_narrow(&done(&kernel(&["analyze"], &view)));
