@@ -9,7 +9,8 @@
 //! pointer encodings that GCC's `unwind-pe.h`, libc++abi and Rust's `dwarf/eh.rs` have is a jump table over
 //! the low four bits of the encoding. Functions of any other routine stay where they are.
 //!
-//! Limits: a nameless routine whose compiler made compares of that `switch` is not recognised.
+//! Limits: a nameless routine whose compiler made compares of that `switch` is not recognised. A program that
+//! itself writes a routine into a slot in which the file has none is not foreseen.
 
 use crate::model::JumpTable;
 use crate::sweep::{Kind, Sweep};
@@ -61,6 +62,8 @@ enum Routine {
     Nameless(Svma),
     /// Not where it is.
     Nowhere,
+    /// None: the slot holds no address, and unwinders call nothing.
+    Absent,
 }
 
 fn is_known(name: &str) -> bool {
@@ -77,9 +80,11 @@ fn routine(image: &Image, personality: Personality) -> Routine {
         }
         Some(RelocationKind::Relative { target }) => routine_at(image, *target),
         Some(_) => Routine::Nowhere,
-        None => image
-            .read_u64(personality.address)
-            .map_or(Routine::Nowhere, |at| routine_at(image, Svma::new(at))),
+        None => match image.read_u64(personality.address) {
+            Some(0) => Routine::Absent,
+            Some(at) => routine_at(image, Svma::new(at)),
+            None => Routine::Nowhere,
+        },
     }
 }
 
@@ -101,6 +106,7 @@ impl Routine {
             Self::Named(known) => *known,
             Self::Nameless(at) => has_decoder(*at, sweep, tables),
             Self::Nowhere => false,
+            Self::Absent => true,
         }
     }
 }
