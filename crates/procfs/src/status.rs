@@ -85,6 +85,8 @@ pub struct Status {
     pub caught_signals: Option<u64>,
     /// Whether the task runs with a CPU-enforced shadow stack (`x86_Thread_features: shstk`).
     pub shadow_stack: bool,
+    /// Whether the task has memory of user space: not a kernel thread's, nor what a task that ends has left.
+    pub has_memory: bool,
     /// Whether the task is a kernel thread: from the `Kthread` field, or because it has no memory and has not
     /// ended.
     pub kernel_thread: bool,
@@ -95,18 +97,18 @@ impl Status {
     pub fn parse(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let mut status = Self::default();
-        let (mut kthread, mut has_memory) = (None, false);
+        let mut kthread = None;
         for (key, value) in text.lines().filter_map(|line| line.split_once(':')) {
             let value = value.trim();
             match key {
                 "Kthread" => kthread = Some(value == "1"),
-                "VmSize" => has_memory = true,
+                "VmSize" => status.has_memory = true,
                 _ => status.set(key, value),
             }
         }
         let ended = status.state.is_some_and(ProcessState::is_ended);
         let known = status.pid.is_some();
-        status.kernel_thread = kthread.unwrap_or(known && !has_memory && !ended);
+        status.kernel_thread = kthread.unwrap_or(known && !status.has_memory && !ended);
         status
     }
 

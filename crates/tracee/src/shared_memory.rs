@@ -38,10 +38,14 @@ pub fn refuse_shared_memory(pid: i32) -> Result<(), TraceError> {
 }
 
 /// The other processes that have the memory of process `pid`, ascending.
+///
+/// Kernel threads, and processes that end, have none of user space: to `kcmp` all of these are alike, and like
+/// a `pid` that ends.
 fn sharers(pid: i32) -> Result<Vec<i32>, TraceError> {
     let holder = procfs::holder(pid);
     let mut all = procfs::processes()?;
-    all.retain(|&other| other != pid && sys::has_memory_of(other, holder));
+    let works_in_memory = |other| procfs::status(other).is_ok_and(|status| status.has_memory);
+    all.retain(|&other| other != pid && sys::has_memory_of(other, holder) && works_in_memory(other));
     Ok(all)
 }
 
@@ -66,5 +70,21 @@ mod tests {
         child.kill().and_then(|()| child.wait()).expect("ours");
         // (Where the call is not permitted, nothing is seen.)
         println!("kcmp works: {}", sys::has_memory_of(own, own));
+    }
+
+    #[test]
+    fn processes_that_have_ended_share_nothing() {
+        let ended = || {
+            let child = std::process::Command::new("true").spawn().expect("it starts");
+            while !procfs::has_ended(child.id() as i32) {
+                std::thread::yield_now();
+            }
+            child
+        };
+        let (mut one, mut other) = (ended(), ended());
+        // (To the kernel they have the same: none.)
+        assert_eq!(sharers(one.id() as i32).expect("it is not forgotten yet"), [0; 0]);
+        assert_eq!(sharers(other.id() as i32).expect("it is not forgotten yet"), [0; 0]);
+        one.wait().and_then(|_| other.wait()).expect("ours");
     }
 }
