@@ -34,6 +34,7 @@ mod page;
 mod plan;
 mod planner;
 mod pointers;
+mod possible_operands;
 mod probes;
 mod promote;
 mod reach;

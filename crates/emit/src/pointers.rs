@@ -22,11 +22,11 @@
 //! says so.
 
 use crate::model::RetargetKind;
+use crate::possible_operands::possible_operands;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, RelocationKind};
 use restitch_program::{BlockAttrs, BlockId, FuncId, Movability, Program, Terminator, follow_address};
-use restitch_x86::patch::DISPLACEMENT;
-use restitch_x86::possible::{is_wide_lea, possible_operand};
+use restitch_x86::possible::is_wide_lea;
 use restitch_x86::{decode_one, relocate_field};
 use std::collections::HashMap;
 
@@ -199,22 +199,13 @@ impl<'a> Search<'a> {
     /// Looks at every four bytes of code that could be the displacement of an operand, whether they are known
     /// to be one or not.
     fn code(&mut self) {
-        let image = self.image;
-        for segment in image.segments().iter().filter(|s| s.executable) {
-            let backed = segment.file_backed();
-            let bytes = image.read(backed.start, backed.len() as usize).unwrap_or_default();
-            for (i, window) in bytes.windows(1 + DISPLACEMENT).enumerate() {
-                let Some(displacement) = window.first_chunk().and_then(possible_operand) else { continue };
-                let field = backed.start + (i as u64 + 1);
-                // Behind the displacement there may be a number.
-                for number in [0, 1, 2, 4] {
-                    let target = (field + 4 + number).offset(displacement.into());
-                    if self.span.contains(target) || target == self.span.end {
-                        self.operand(field, target);
-                    }
+        possible_operands(self.image, |field, targets| {
+            for target in targets {
+                if self.span.contains(target) || target == self.span.end {
+                    self.operand(field, target);
                 }
             }
-        }
+        });
     }
 
     /// At `field` stand four bytes that would lead to `target`.

@@ -18,13 +18,13 @@
 
 use crate::ends::copied_len;
 use crate::model::{AddressMap, Redirect, Retarget, RetargetKind};
+use crate::possible_operands::possible_operands;
 use crate::request::Request;
 use crate::select::{NONE, Selection};
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::RelocationKind;
 use restitch_program::{BlockAttrs, BlockId, CallTarget, FuncId, Program, Terminator};
 use restitch_x86::patch::{Branch, DISPLACEMENT, DISPLACEMENT_AT, Patch};
-use restitch_x86::possible::possible_operand;
 use restitch_x86::relocate_field;
 use std::collections::BTreeSet;
 
@@ -155,23 +155,12 @@ impl Finder<'_, '_> {
     /// Calls `named` with each address that four bytes outside of code which is known to be executed would
     /// make, were they the displacement of an operand.
     fn possible_operands(&self, named: &mut impl FnMut(Svma)) {
-        let Request { image, program, .. } = self.request;
-        for segment in image.segments().iter().filter(|s| s.executable) {
-            let backed = segment.file_backed();
-            let bytes = image.read(backed.start, backed.len() as usize).unwrap_or_default();
-            for (i, window) in bytes.windows(1 + DISPLACEMENT).enumerate() {
-                let Some(displacement) = window.first_chunk().and_then(possible_operand) else { continue };
-                let field = backed.start + (i as u64 + 1);
-                let around = self.block_around(field).map(|block| program.block(block).attrs);
-                if around.is_some_and(|attrs| !attrs.contains(BlockAttrs::UNREACHED)) {
-                    continue;
-                }
-                // Behind the displacement there may be a number.
-                for number in [0, 1, 2, 4] {
-                    named((field + 4 + number).offset(displacement.into()));
-                }
+        possible_operands(self.request.image, |field, targets| {
+            let around = self.block_around(field).map(|block| self.request.program.block(block).attrs);
+            if around.is_none_or(|attrs| attrs.contains(BlockAttrs::UNREACHED)) {
+                targets.into_iter().for_each(&mut *named);
             }
-        }
+        });
     }
 
     /// Calls `named` with each address that an instruction of the block has as its operand.
