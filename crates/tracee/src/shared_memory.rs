@@ -39,8 +39,8 @@ pub fn refuse_shared_memory(pid: i32) -> Result<(), TraceError> {
 
 /// The other processes that have the memory of process `pid`, ascending.
 ///
-/// Kernel threads, and processes that end, have none of user space: to `kcmp` all of these are alike, and like
-/// a `pid` that ends.
+/// Kernel threads, and processes that end, have none of user space: to `kcmp` all of these are alike, and
+/// like a `pid` that ends.
 fn sharers(pid: i32) -> Result<Vec<i32>, TraceError> {
     let holder = procfs::holder(pid);
     let mut all = procfs::processes()?;
