@@ -36,16 +36,16 @@ impl Display for Escaped<'_> {
 }
 
 /// A page in the making. What is pushed as text is escaped; only literals of this file are not.
-struct Page(String);
+pub(crate) struct Page(String);
 
 impl Page {
-    fn raw(&mut self, html: &'static str) {
+    pub(crate) fn raw(&mut self, html: &'static str) {
         self.0.push_str(html);
     }
-    fn text(&mut self, text: impl Display) {
+    pub(crate) fn text(&mut self, text: impl Display) {
         let _ = write!(self.0, "{}", Escaped(&text.to_string()));
     }
-    fn wrapped(&mut self, open: &'static str, text: impl Display, close: &'static str) {
+    pub(crate) fn wrapped(&mut self, open: &'static str, text: impl Display, close: &'static str) {
         self.raw(open);
         self.text(text);
         self.raw(close);
@@ -56,30 +56,38 @@ impl Page {
     }
 }
 
+/// A complete page of that title, with more rules of style, whose body is written by `body`.
+pub(crate) fn page(title: &str, style: &'static str, body: impl FnOnce(&mut Page)) -> String {
+    let mut page = Page(String::new());
+    page.raw("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    page.raw("<meta name=\"viewport\" content=\"width=device-width\">\n");
+    page.wrapped("<title>", title, "</title>\n");
+    page.raw("<style>");
+    page.raw(STYLE);
+    page.raw(style);
+    page.raw("</style>\n</head>\n<body>\n");
+    body(&mut page);
+    page.raw("</body>\n</html>\n");
+    page.0
+}
+
 impl RunResult {
     /// The result as a complete HTML page.
     pub fn to_html(&self) -> String {
-        let mut page = Page(String::new());
-        page.raw("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-        page.raw("<meta name=\"viewport\" content=\"width=device-width\">\n");
-        page.wrapped("<title>restitch: ", &self.target.program, "</title>\n");
-        page.raw("<style>");
-        page.raw(STYLE);
-        page.raw("</style>\n</head>\n<body>\n");
-        page.wrapped("<h1>restitch ", format!("{}: {}", self.command, self.outcome.words()), "</h1>\n");
-        for verdict in self.verdict.iter().chain(&self.verdict_beside) {
-            verdict.write_html(&mut page);
-        }
-        for warning in &self.warnings {
-            page.wrapped("<p><strong>Warning:</strong> ", warning, "</p>\n");
-        }
-        self.summary(&mut page);
-        for module in &self.modules {
-            module.write_html(&mut page);
-        }
-        self.times(&mut page);
-        page.raw("</body>\n</html>\n");
-        page.0
+        page(&format!("restitch: {}", self.target.program), "", |page| {
+            page.wrapped("<h1>restitch ", format!("{}: {}", self.command, self.outcome.words()), "</h1>\n");
+            for verdict in self.verdict.iter().chain(&self.verdict_beside) {
+                verdict.write_html(page);
+            }
+            for warning in &self.warnings {
+                page.wrapped("<p><strong>Warning:</strong> ", warning, "</p>\n");
+            }
+            self.summary(page);
+            for module in &self.modules {
+                module.write_html(page);
+            }
+            self.times(page);
+        })
     }
 
     fn summary(&self, page: &mut Page) {

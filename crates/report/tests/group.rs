@@ -1,0 +1,61 @@
+//! The three forms of a group of kernel functions.
+
+use restitch_report::*;
+
+fn function(name: &str, is_root: bool, [hot_bytes, chains, cold_bytes]: [u64; 3]) -> GroupFunction {
+    let address = "0xffffffff81000000".into();
+    GroupFunction { name: name.into(), address, is_root, hot_bytes, chains, cold_bytes }
+}
+
+fn group() -> GroupReport {
+    let shape = CacheShape { line_bytes: 64, sets: 20, ways: 2 };
+    // Before: three lines in set 3, far apart; after: the same code together.
+    let before = Occupancy::of(shape, [3, 23, 43].map(|line| line * 64..line * 64 + 8));
+    let after = Occupancy::of(shape, std::iter::once(0..124));
+    GroupReport {
+        schema_version: GROUP_SCHEMA_VERSION,
+        restitch_version: "0.1.0".into(),
+        name: "tcp <in>".into(),
+        functions: vec![
+            function("tcp_rcv_established", true, [1980, 10, 11_152]),
+            function(&format!("long_{}", "name".repeat(12)), false, [44, 1, 0]),
+        ],
+        stays: vec![GroupStays {
+            name: "mutex_unlock\u{1b}[31m".into(),
+            address: "0xffffffff81000040".into(),
+            why: "its lock text is told by its address".into(),
+        }],
+        cache: Some(BeforeAndAfter { before, after }),
+        notes: vec!["nothing is loaded".into()],
+    }
+}
+
+#[test]
+fn a_group_has_all_forms() {
+    let group = group();
+    assert_eq!(GroupReport::from_json(&group.to_json().unwrap()).unwrap(), group);
+    assert_eq!(group.bytes(), (2024, 11_152));
+    let html = group.to_html();
+    for part in ["tcp &lt;in&gt;", "<td class=\"n\">11,152</td>", "<span class=\"over\">3</span>", "(root)"] {
+        assert!(html.contains(part), "{part} is missing in:\n{html}");
+    }
+    assert_eq!(html.matches("<span").count(), 40, "a cell a set, before and after");
+    assert!(!html.contains('\u{1b}') && !html.contains("<script"));
+}
+
+#[test]
+fn its_text_fits_a_terminal() {
+    let text = group().to_text();
+    let expected = "\
+before      3 lines, 7.5 % of the cache; 1 set overfull
+  0   0   0   3*  0   0   0   0   0   0   0   0   0   0   0   0
+  0   0   0   0
+
+after       2 lines, 5.0 % of the cache; 0 sets overfull
+  1   1   0   0   0   0   0   0   0   0   0   0   0   0   0   0
+  0   0   0   0
+";
+    assert!(text.ends_with(expected), "{text}");
+    assert!(text.contains("1.98 KiB of hot code, 10.9 KiB (84.6 %) of cold code"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80) && !text.contains('\u{1b}'), "{text}");
+}
