@@ -1,9 +1,11 @@
 //! `restitch kernel`: what the kernel allows, and its code.
 
+use crate::kernel_groups::revert;
 use crate::outputs::check_outputs;
 use clap::{Args, Subcommand};
 use restitch_apply::Why;
 use restitch_kernel::{Analysis, Kernel, KernelDoctor, Source, kernel_doctor, release};
+use restitch_kernel_control::{Control, Groups};
 use restitch_report::paragraph;
 use restitch_session::{ExitCode, SessionError, write_result};
 use std::path::{Path, PathBuf};
@@ -26,23 +28,47 @@ pub enum KernelCommand {
         #[command(flatten)]
         options: KernelOptions,
     },
+    /// Show the groups of copies that are in the kernel.
+    Status {
+        #[command(flatten)]
+        output: JsonOption,
+    },
+    /// Take a group out of the kernel: calls go to the original code again.
+    Revert {
+        /// Its name, as `restitch kernel status` has it.
+        #[arg(value_name = "GROUP")]
+        group: String,
+    },
 }
 
-/// What both have.
+/// Where the result goes beside the screen.
+#[derive(Debug, Args)]
+pub struct JsonOption {
+    /// Write the result as JSON ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// What those have that look at its code.
 #[derive(Debug, Args)]
 pub struct KernelOptions {
     /// Read a folder with copies of the kernel's files (proc/kallsyms, proc/kcore, sys/kernel/btf/vmlinux and
     /// others) in place of the running kernel.
     #[arg(long, value_name = "FOLDER")]
     pub view: Option<PathBuf>,
-    /// Write the result as JSON ("-" for standard output).
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    output: JsonOption,
 }
 
 impl KernelOptions {
     fn source(&self) -> Source {
         self.view.as_deref().map_or_else(Source::running, Source::folder)
+    }
+}
+
+impl JsonOption {
+    fn check(&self) -> Result<(), SessionError> {
+        Ok(check_outputs(&[self.json.as_deref()])?)
     }
 
     fn is_printed(&self) -> bool {
@@ -68,18 +94,28 @@ impl KernelOptions {
 pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
     match command {
         KernelCommand::Doctor { options } => {
-            check_outputs(&[options.json.as_deref()])?;
+            options.output.check()?;
             let facts = kernel_doctor(&options.source());
-            options.publish(&doctor_text(&facts), facts.to_json())?;
+            options.output.publish(&doctor_text(&facts), facts.to_json())?;
             Ok(if facts.can_analyze { ExitCode::Done } else { ExitCode::NotPermitted }.number())
         }
         KernelCommand::Analyze { functions, options } => {
-            check_outputs(&[options.json.as_deref()])?;
+            options.output.check()?;
             let source = options.source();
             let kernel = Kernel::read(&source)?;
             let ids = functions.iter().map(|name| kernel.find(name)).collect::<Result<Vec<_>, _>>()?;
             let analysis = Analysis::of(&kernel, release(&source), &ids);
-            options.publish(&analysis.to_text(), analysis.to_json())?;
+            options.output.publish(&analysis.to_text(), analysis.to_json())?;
+            Ok(ExitCode::Done.number())
+        }
+        KernelCommand::Status { output } => {
+            output.check()?;
+            let groups = Groups::new(Control::default().groups()?);
+            output.publish(&groups.to_text(), groups.to_json())?;
+            Ok(ExitCode::Done.number())
+        }
+        KernelCommand::Revert { group } => {
+            print!("{}", revert(&group)?);
             Ok(ExitCode::Done.number())
         }
     }

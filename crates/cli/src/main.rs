@@ -10,6 +10,7 @@ mod commands;
 mod demo;
 mod keeper;
 mod kernel;
+mod kernel_groups;
 mod lab;
 mod layout_names;
 mod options;

@@ -214,3 +214,18 @@ fn copies_of_real_kernels_are_understood() {
         assert_eq!(poll.matches("movable         yes").count(), 3, "{poll}");
     }
 }
+
+/// Where no control module is, that is what both say, and how to get it.
+#[test]
+fn groups_of_a_kernel_without_the_control_module_are_asked_for_in_vain() {
+    if Path::new("/dev/restitch-kernel").exists() {
+        println!("SKIPPED: this kernel has the control module");
+        return;
+    }
+    for arguments in [&["kernel", "status"][..], &["kernel", "revert", "poll"]] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_restitch")).args(arguments).output().expect("it starts");
+        let message = failed(&output, 6);
+        assert!(message.contains("modprobe restitch-kernel"), "{message}");
+    }
+}

@@ -3,6 +3,7 @@
 use restitch_apply::Why;
 use restitch_apply_process::ProcessError;
 use restitch_kernel::KernelError;
+use restitch_kernel_control::ControlError;
 use restitch_pipeline::{ExitCode, PipelineError};
 use std::path::PathBuf;
 
@@ -18,6 +19,9 @@ pub enum SessionError {
     /// A kernel could not be read.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// A group of the kernel could not be put in force, or be taken out.
+    #[error(transparent)]
+    Control(#[from] ControlError),
     /// Sampling failed.
     #[error(transparent)]
     Perf(#[from] restitch_perf::PerfError),
@@ -187,6 +191,7 @@ impl SessionError {
             Self::Pipeline(error) => error.exit_code(),
             Self::Process(error) => of_process(error),
             Self::Kernel(error) => of_kernel(error),
+            Self::Control(error) => of_control(error),
             Self::Proc(error) => of_proc(error),
             Self::Trace(error) => of_trace(error),
             Self::Perf(error) | Self::Unsampled { error, .. } => of_perf(error),
@@ -230,6 +235,16 @@ fn of_kernel(error: &KernelError) -> ExitCode {
         KernelError::Damaged { .. } => ExitCode::BadInput,
         KernelError::Missing { .. } => ExitCode::Refused,
         KernelError::NoFunction { .. } | KernelError::Ambiguous { .. } => ExitCode::Usage,
+    }
+}
+
+fn of_control(error: &ControlError) -> ExitCode {
+    match error {
+        ControlError::NotPermitted { .. } | ControlError::NotSigned { .. } => ExitCode::NotPermitted,
+        ControlError::NoGroup { .. } => ExitCode::NothingToDo,
+        ControlError::Foreign { .. } => ExitCode::BadInput,
+        ControlError::Failed { .. } => ExitCode::Failure,
+        _ => ExitCode::Refused,
     }
 }
 

@@ -24,7 +24,10 @@ pub const DIRECT: [(&str, &str); 25] = [
     ("plotters", "diagrams of the lab"),
     ("proptest", "properties, in tests"),
     ("rustc-hash", "maps by address"),
-    ("rustix", "files looked up by directory descriptors, without following the links of others"),
+    (
+        "rustix",
+        "files looked up by directory descriptors, without following links of others; loading kernel modules",
+    ),
     ("ruzstd", "compressed perf.data, in Rust alone"),
     ("serde", "JSON and TOML"),
     ("serde_json", "JSON"),

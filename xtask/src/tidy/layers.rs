@@ -11,7 +11,7 @@ pub const LAYERS: [&[&str]; 21] = [
     &["perf"],
     &["tracee"],
     &["cfi", "image", "kernel", "kernel-check", "kernel-group"],
-    &["evaluate", "program"],
+    &["evaluate", "kernel-control", "program"],
     &["branch-table"],
     &["profile"],
     &["profile-formats"],

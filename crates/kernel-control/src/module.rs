@@ -1,0 +1,47 @@
+//! Loading and unloading modules.
+
+use crate::error::ControlError;
+use restitch_kernel_check::CheckedModule;
+use rustix::io::Errno;
+use rustix::system::{delete_module, init_module};
+use std::ffi::CString;
+use std::time::{Duration, Instant};
+
+/// Between two tries to unload.
+const AGAIN: Duration = Duration::from_millis(50);
+/// `delete_module(2)`: do not wait for users (`O_NONBLOCK`).
+const NO_WAIT: i32 = 0o4000;
+
+/// Loads a proved module. Its group is registered then; no calls are led to it.
+///
+/// # Errors
+/// If this user may not, the kernel wants a signature, has such a module, or refuses it: because it has no
+/// control module, or is not the kernel, of the same boot, that the module was made for.
+pub fn load(module: &CheckedModule) -> Result<(), ControlError> {
+    let name = &module.report().group;
+    init_module(module.file(), c"").map_err(|errno| match errno {
+        Errno::EXIST => ControlError::Exists { name: name.clone() },
+        Errno::KEYREJECTED | Errno::NOKEY => ControlError::NotSigned { name: name.clone() },
+        // A symbol of the control module is not there.
+        Errno::NOENT => ControlError::NoControl,
+        errno => ControlError::of("loading module", name, errno),
+    })
+}
+
+/// Unloads a group's module, as soon as nobody uses it any more.
+///
+/// # Errors
+/// If somebody still does after `patience`, there is none, or this user may not.
+pub fn unload(name: &str, patience: Duration) -> Result<(), ControlError> {
+    let begun = Instant::now();
+    let text = CString::new(name).map_err(|_| ControlError::NoGroup { name: name.into() })?;
+    loop {
+        match delete_module(&text, NO_WAIT) {
+            Ok(()) => return Ok(()),
+            Err(Errno::NOENT) => return Err(ControlError::NoGroup { name: name.into() }),
+            Err(Errno::AGAIN | Errno::BUSY) if begun.elapsed() < patience => std::thread::sleep(AGAIN),
+            Err(Errno::AGAIN | Errno::BUSY) => return Err(ControlError::StillUsed { name: name.into() }),
+            Err(errno) => return Err(ControlError::of("unloading module", name, errno)),
+        }
+    }
+}
