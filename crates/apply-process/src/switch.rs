@@ -26,7 +26,7 @@ use crate::slot_retargeting;
 use crate::state::journal::{Journal, VersionKind};
 use crate::switch_plan::{Incoming, SwitchPlan, SwitchReport};
 use crate::target::Target;
-use crate::threads::{forbidden_sites, in_between, move_in, move_out, survey};
+use crate::threads::{ThreadView, forbidden_sites, in_between, move_in, move_out, survey};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, Mapping, PageState, Pagemap};
 use restitch_tracee::{Memory, StopTimes, Stopped, TraceError, refuse_shared_memory};
@@ -169,12 +169,16 @@ fn try_switch(
     let sites = preparation.sites.clone();
     let before = std::mem::replace(&mut attached.journal, preparation.journal.clone());
     let ready = preparation.carry_out(attached, &plan, held.as_mut());
-    let stopped = ready.and_then(|ready| match held.take() {
-        Some(stopped) => Ok((ready, stopped)),
-        None => Ok((ready, stop_at_boundaries(target.pid(), &plan.leaving)?)),
+    let stopped = ready.and_then(|ready| {
+        let stopped = match held.take() {
+            Some(stopped) => stopped,
+            None => stop_at_boundaries(target.pid(), &plan.leaving)?,
+        };
+        let seen = Seen::of(&stopped, &walker)?;
+        Ok((ready, stopped, seen))
     });
-    let (ready, stopped) = match stopped {
-        Ok(both) => both,
+    let (ready, stopped, seen) = match stopped {
+        Ok(all) => all,
         Err(error) => {
             // What cannot be undone is in the journal; the first error tells more.
             let _ = undo(attached, before, &plan, held.as_mut());
@@ -182,8 +186,8 @@ fn try_switch(
         }
     };
     // Beyond this point the code of the process changes.
-    let stop = Stop { plan: &plan, walker: &walker, target: &target, sites: &sites };
-    let (result, mut report) = stop.carry_out(attached, stopped, ready);
+    let stop = Stop { plan: &plan, target: &target, sites: &sites };
+    let (result, mut report) = stop.carry_out(attached, stopped, ready, seen);
     let result = result.and_then(|done| stop.look_back(attached, done));
     // What stays is in the journal.
     let held = unmap_replacements_soon(attached, &plan);
@@ -292,10 +296,28 @@ pub(crate) struct Done {
     forbidden: BTreeSet<Avma>,
 }
 
+/// What is looked at in the stop before anything is changed.
+pub(crate) struct Seen {
+    maps: Vec<Mapping>,
+    threads: Vec<ThreadView>,
+    /// How long it took, in microseconds.
+    us: u64,
+}
+
+impl Seen {
+    /// # Errors
+    /// If the process cannot be read where that is needed.
+    pub fn of(stopped: &impl StoppedHost, walker: &Walker<'_>) -> Result<Self, ProcessError> {
+        let mut clock = Clock::new();
+        let maps = stopped.maps()?;
+        let threads = survey(stopped, walker, &maps)?;
+        Ok(Self { maps, threads, us: clock.lap() })
+    }
+}
+
 /// What the stop works on.
 pub(crate) struct Stop<'a> {
     pub plan: &'a SwitchPlan<'a>,
-    pub walker: &'a Walker<'a>,
     pub target: &'a Target,
     pub sites: &'a Sites,
 }
@@ -307,6 +329,7 @@ impl Stop<'_> {
         attached: &mut AttachedProcess,
         mut stopped: impl StoppedHost,
         ready: Ready,
+        seen: Seen,
     ) -> (Result<Done, ProcessError>, SwitchReport) {
         let mut report = SwitchReport {
             left_out: self.plan.patches.crossing,
@@ -314,7 +337,7 @@ impl Stop<'_> {
             threads: stopped.threads().len(),
             ..SwitchReport::default()
         };
-        let result = self.in_the_stop(attached, &mut stopped, ready, &mut report);
+        let result = self.in_the_stop(attached, &mut stopped, ready, &seen, &mut report);
         let times = stopped.resume();
         report.stop_us = StopTimes::micros(times.stopping);
         report.resume_us = StopTimes::micros(times.resuming);
@@ -327,32 +350,32 @@ impl Stop<'_> {
         attached: &mut AttachedProcess,
         stopped: &mut impl StoppedHost,
         ready: Ready,
+        seen: &Seen,
         report: &mut SwitchReport,
     ) -> Result<Done, ProcessError> {
+        let Seen { maps, threads, us } = seen;
         let mut clock = Clock::new();
-        let maps = stopped.maps()?;
-        refuse_moved(&attached.target, self.plan.incoming, &maps)?;
+        refuse_moved(&attached.target, self.plan.incoming, maps)?;
         hook::write_table(stopped, &mut attached.journal)?;
         report.unwinder_us = clock.lap();
-        let threads = survey(stopped, self.walker, &maps)?;
-        hook::arm(stopped, &attached.journal, &threads)?;
-        let forbidden = forbidden_sites(stopped, self.plan, &threads)?;
+        hook::arm(stopped, &attached.journal, threads)?;
+        let forbidden = forbidden_sites(stopped, self.plan, threads)?;
         move_in(stopped, self.plan, report)?;
-        report.threads_us = clock.lap();
+        report.threads_us = us + clock.lap();
         report.written_in_stop = ready.refused;
-        let mut replacements = self.fitting(attached, stopped.memory(), &maps, ready.replacements, report);
+        let mut replacements = self.fitting(attached, stopped.memory(), maps, ready.replacements, report);
         self.leave_out(stopped.memory(), &mut replacements, &forbidden)?;
         report.check_us = clock.lap();
-        let replacements = self.put_in_place(attached, stopped, &maps, replacements, report)?;
+        let replacements = self.put_in_place(attached, stopped, maps, replacements, report)?;
         report.remap_us = clock.lap();
         let replaced: Vec<AvmaRange> = replacements.iter().map(FilledReplacement::replaces).collect();
         let rest = self.sites.outside(&replaced, &forbidden);
         let written = write_sites(&attached.journal, stopped.memory(), &rest)?;
-        report.slots = slot_retargeting::write(stopped.memory(), &maps, &self.plan.slots)?;
+        report.slots = slot_retargeting::write(stopped.memory(), maps, &self.plan.slots)?;
         report.write_us = clock.lap();
         self.settle(attached, &forbidden, report);
         move_out(stopped, self.plan, &forbidden, report)?;
-        retire(stopped, self.target, self.plan, &threads, report)?;
+        retire(stopped, self.target, self.plan, threads, report)?;
         report.returns_us = clock.lap();
         Ok(Done { replacements, written, forbidden })
     }

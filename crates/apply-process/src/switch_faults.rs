@@ -20,7 +20,7 @@ use crate::state::journal::{Journal, JournalVersion, VersionKind};
 use crate::state::map_file::StoredMap;
 use crate::state::store::StateDir;
 use crate::stub::StubSite;
-use crate::switch::Stop;
+use crate::switch::{Seen, Stop};
 use crate::switch_plan::{Arriving, SlotChange, SwitchPlan, SwitchReport};
 use crate::target::Target;
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
@@ -172,8 +172,10 @@ impl World {
         }
         let target = self.attached.target.clone();
         let walker = Walker::new(&target, &plan.leaving);
-        let stop = Stop { plan: &plan, walker: &walker, target: &target, sites: &sites };
-        let (result, report) = stop.carry_out(&mut self.attached, self.host.stop(), ready);
+        let stopped = self.host.stop();
+        let seen = Seen::of(&stopped, &walker)?;
+        let stop = Stop { plan: &plan, target: &target, sites: &sites };
+        let (result, report) = stop.carry_out(&mut self.attached, stopped, ready, seen);
         result.map(|_| report)
     }
 

@@ -8,7 +8,7 @@ use crate::installed_version::InstalledVersion;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_procfs::Mapping;
-use restitch_tracee::Registers;
+use restitch_tracee::{Registers, TraceError};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One thread's registers and stack.
@@ -30,6 +30,10 @@ const AHEAD: u64 = 16 << 10;
 
 /// Walks and reads the stacks of all threads. `maps` is the process's memory map, read in the stop, by
 /// address.
+///
+/// # Errors
+/// [`TraceError::Watched`]: there are frames that nobody but a userfaultfd's handler can bring, so that it is
+/// not known where they return to.
 pub(crate) fn survey(
     stopped: &impl StoppedHost,
     walker: &Walker<'_>,
@@ -44,12 +48,28 @@ pub(crate) fn survey(
     let mut out = Vec::new();
     for (((tid, registers), (top, _)), bytes) in tids.into_iter().zip(all).zip(tops).zip(read) {
         let ahead = (top, bytes.unwrap_or_default());
-        let mut read = |at: Avma| word_of(ahead.0, &ahead.1, at).or_else(|| memory.read_u64(at).ok());
+        let mut watched = Ok(());
+        let mut read = |at: Avma| {
+            word_of(ahead.0, &ahead.1, at).or_else(|| unless_watched(memory.read_u64(at), &mut watched))
+        };
         let walk = walker.walk(&registers, &mut read);
-        let stacks = used_stacks(memory, &registers, &walk, maps, ahead);
+        let stacks = used_stacks(memory, &registers, &walk, maps, ahead, &mut watched);
+        watched?;
         out.push(ThreadView { tid, registers, stacks, walk });
     }
     Ok(out)
+}
+
+/// What was read; `watched` is told if somebody would have had to be waited for.
+fn unless_watched<T>(read: Result<T, TraceError>, watched: &mut Result<(), TraceError>) -> Option<T> {
+    match read {
+        Ok(read) => Some(read),
+        Err(error @ TraceError::Watched { .. }) => {
+            *watched = Err(error);
+            None
+        }
+        Err(_) => None,
+    }
 }
 
 /// Why the kernel may hold return addresses that no search finds, if it does: a probe of function returns
@@ -101,6 +121,7 @@ fn used_stacks(
     walk: &Walk,
     maps: &[Mapping],
     ahead: (Avma, Vec<u8>),
+    watched: &mut Result<(), TraceError>,
 ) -> Vec<(Avma, Vec<u8>)> {
     let mut lowest: BTreeMap<Avma, (Avma, Avma)> = BTreeMap::new();
     for at in std::iter::once(lowest_used(registers)).chain(walk.frames.iter().copied()) {
@@ -114,7 +135,7 @@ fn used_stacks(
         let len = (to.offset_from(from) as u64).min(MOST_STACK) as usize;
         if let Some(ahead) = ahead.take_if(|ahead| ahead.0 == from && ahead.1.len() == len) {
             stacks.push(ahead);
-        } else if let Ok(bytes) = memory.read_vec(from, len) {
+        } else if let Some(bytes) = unless_watched(memory.read_vec(from, len), watched) {
             stacks.push((from, bytes));
         }
     }

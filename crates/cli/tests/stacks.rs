@@ -11,7 +11,7 @@ use std::process::Command;
 /// The program, on such a stack. `None`, with a message, if that is not possible here.
 fn start(what: &str) -> Option<Target> {
     let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stack.h");
-    let program = stoppable("switch.c", &["-O2", "-DSTACK=3", "-include", header])?;
+    let program = stoppable("switch.c", &["-O2", "-DSTACK=4", "-include", header])?;
     let folder = scratch();
     let file = folder.path().join("stack");
     File::create(&file).expect("writable");
@@ -39,6 +39,60 @@ fn expect_refused(what: &str, words: &[&str]) {
 #[test]
 fn missing_pages_that_somebody_watches_are_not_touched() {
     expect_refused("watched", &["userfaultfd", "mapping 0x"]);
+}
+
+/// Nobody knows where they return to. Every command ends, and the process goes on as it was.
+#[test]
+fn frames_that_somebody_watches_are_not_waited_for() {
+    let Some(mut target) = start("watched-frames") else { return };
+    let restitch = Restitch::new();
+    let attached = restitch.attach(target.pid(), &[]);
+    expect_message(&attached, code::REFUSED, &["userfaultfd", "restitch optimize"]);
+    let (pid, folder) = (target.pid().to_string(), scratch());
+    let file = folder.path().join("profile");
+    let file = file.to_str().expect("plain text");
+    for source in ["ip", "trace", "burst", "count"] {
+        let arguments = ["record", "-p", &pid, "--source", source, "--duration", "1", "-o", file];
+        let recorded = restitch.run(&arguments);
+        target.assert_computing(&recorded.stderr);
+        let ends = [code::DONE, code::REFUSED, code::NOTHING_TO_DO];
+        assert!(recorded.status.code().is_some_and(|code| ends.contains(&code)), "{}", recorded.stderr);
+    }
+    restitch.status(target.pid()).expect(code::DONE);
+    restitch.revert(target.pid()).expect(code::NOTHING_TO_DO);
+    target.assert_computing("after all of them");
+    target.assert_untouched("after all of them");
+}
+
+#[test]
+fn a_layout_stays_while_somebody_watches_frames_that_may_lead_into_it() {
+    let Some(mut target) = start("watched-frames-later") else { return };
+    let restitch = Restitch::new();
+    restitch.attach(target.pid(), &[]).expect(code::DONE);
+    send("-USR1", &target.pid().to_string());
+    let reverted = wait_until(PATIENCE, || {
+        let reverted = restitch.revert(target.pid());
+        (reverted.status.code() != Some(code::DONE)).then_some(reverted).or_else(|| {
+            restitch.attach(target.pid(), &[]).expect(code::DONE);
+            None
+        })
+    });
+    expect_message(&reverted.expect("it is refused"), code::REFUSED, &["userfaultfd"]);
+    let status = restitch.status(target.pid());
+    status.expect(code::DONE);
+    assert!(status.stdout.contains("optimized"), "{}", status.stdout);
+    target.assert_computing("after the refusal");
+}
+
+/// What cannot be read of them is no module, as with a list that lies.
+#[test]
+fn a_list_of_modules_that_somebody_watches_is_not_waited_for() {
+    let Some(mut target) = start("watched-modules") else { return };
+    let restitch = Restitch::new();
+    restitch.attach(target.pid(), &[]).expect(code::DONE);
+    target.assert_computing("after the attach");
+    target.assert_goes_back(&restitch);
+    target.stop();
 }
 
 #[test]

@@ -49,7 +49,7 @@ pub use map_query::{MappedFile, MapsFile};
 pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
 pub use memory_room::{MemoryRoom, memory_room};
-pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags};
+pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags, names_a_watcher};
 pub use present::{PageRun, Residents};
 pub use process::{
     ProcessId, RunDelay, Thread, auxv, descendants, executable_path, heap_start, maps, processes,

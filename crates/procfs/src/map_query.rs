@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-/// A mapping of a file, by what tells it from others.
+/// A mapping, by what tells it from others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappedFile {
     /// The addresses.
@@ -19,7 +19,7 @@ pub struct MappedFile {
     pub offset: FileOffset,
     /// The file's device.
     pub device: Device,
-    /// The file's inode number.
+    /// The file's inode number; 0 for anonymous memory.
     pub inode: u64,
 }
 
@@ -72,6 +72,14 @@ impl MapsFile {
     /// # Errors
     /// If the process has ended.
     pub fn file_at(&self, at: Avma) -> Result<Option<MappedFile>, ProcError> {
+        Ok(self.mapping_at(at)?.filter(|mapping| mapping.inode != 0))
+    }
+
+    /// What is mapped at `at`; `None` if nothing is.
+    ///
+    /// # Errors
+    /// If the process has ended.
+    pub fn mapping_at(&self, at: Avma) -> Result<Option<MappedFile>, ProcError> {
         let mut query = Query { size: size_of::<Query>() as u64, at: at.get(), ..Query::default() };
         // SAFETY: the kernel reads and writes one structure of the size that stands in it, which lives for
         // the call; names are not asked for.
@@ -80,13 +88,13 @@ impl MapsFile {
             let device = Device { major: query.major, minor: query.minor };
             let range = AvmaRange::between(Avma::new(query.start), Avma::new(query.end));
             let (offset, inode) = (FileOffset::new(query.offset), query.inode);
-            return Ok((inode != 0).then_some(MappedFile { range, offset, device, inode }));
+            return Ok(Some(MappedFile { range, offset, device, inode }));
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::ENOENT) => Ok(None),
             Some(libc::ENOTTY | libc::EINVAL) => {
-                let found = maps(self.pid)?.into_iter().find(|m| m.range.contains(at) && m.inode != 0);
+                let found = maps(self.pid)?.into_iter().find(|m| m.range.contains(at));
                 Ok(found.map(|m| MappedFile {
                     range: m.range,
                     offset: m.offset,
@@ -115,6 +123,8 @@ mod tests {
         assert_eq!((found.device, found.inode), (line.device, line.inode));
         assert_eq!(file.file_at(Avma::new(0)).unwrap(), None);
         let local = 0;
-        assert_eq!(file.file_at(Avma::new(&raw const local as u64)).unwrap(), None, "a stack is no file");
+        let local = Avma::new(&raw const local as u64);
+        assert_eq!(file.file_at(local).unwrap(), None, "a stack is no file");
+        assert!(file.mapping_at(local).unwrap().expect("it is mapped").range.contains(local));
     }
 }

@@ -77,6 +77,11 @@ impl Pagemap {
 /// mapping has it), and `key:N` if it has a protection key.
 pub type MappingFlags = BTreeSet<String>;
 
+/// Whether `flags` say that a userfaultfd is told of pages that are missing, written to, or not mapped yet.
+pub fn names_a_watcher(flags: &MappingFlags) -> bool {
+    ["um", "uw", "ui"].iter().any(|flag| flags.contains(*flag))
+}
+
 /// The flags of the mappings of process `pid` that start at `starts`; `None` for those that do not exist.
 /// Reads no further than the last of them, because the kernel looks at every page of what is read.
 ///
@@ -177,6 +182,15 @@ mod tests {
         let found = parse_flags(SMAPS.as_bytes(), &starts).unwrap();
         let set = |words: &[&str]| Some(words.iter().map(|w| (*w).to_owned()).collect::<MappingFlags>());
         assert_eq!(found, [set(&["rd", "wr", "lo", "key:3"]), set(&["rd", "ex", "mr", "mw", "me"]), None]);
+    }
+
+    #[test]
+    fn watchers_are_known_by_their_flags() {
+        let flags = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<MappingFlags>();
+        assert!(!names_a_watcher(&flags(&["rd", "wr", "mr", "mw"])));
+        for flag in ["um", "uw", "ui"] {
+            assert!(names_a_watcher(&flags(&["rd", flag])));
+        }
     }
 
     #[test]

@@ -211,7 +211,7 @@ impl Borrow<'_> {
         // In this stop signals are looked at, so a call that was interrupted by the first stop can be
         // restarted from it.
         self.set_moved(false);
-        let results = self.memory().read_accessible(at, count * ENTRY)?;
+        let results = self.memory().read_vec(at, count * ENTRY)?;
         let result = |entry: &[u8]| i64::from_le_bytes(entry[..8].try_into().expect("8 bytes"));
         Ok(Some(results.chunks_exact(ENTRY).map(result).collect()))
     }

@@ -160,16 +160,12 @@ impl Stopped {
         let room = frame::frame_len(xsave.len()) as u64;
         let frame = (held.current.rsp - RED_ZONE - room).align_down(64);
         let area = frame - SCRATCH as u64;
-        let len = (held.current.rsp - RED_ZONE).offset_from(area) as usize;
-        self.refuse_unfit(Place {
+        let before = self.fit_area(Place {
             tid: held.tid,
-            area: AvmaRange::new(area, len as u64),
+            area: AvmaRange::between(area, held.current.rsp - RED_ZONE),
             thread_data: held.current.fs_base,
             others_run: self.others_run,
         })?;
-        let before = self.memory.read_accessible(area, len)?;
-        // Writing back what is there proves that it can be written, before anything is changed.
-        self.memory.write_accessible(area, &before)?;
         Ok(AreaPlan { area, before, frame, xsave })
     }
 }
@@ -222,7 +218,7 @@ impl<'a> Borrow<'a> {
             filters,
         };
         borrow.stopped.memory.write(borrow.stub, &StubPlace::code(place.len()))?;
-        borrow.stopped.memory.write_accessible(Avma::new(frame.at), &frame.bytes)?;
+        borrow.stopped.memory.write(Avma::new(frame.at), &frame.bytes)?;
         sys::set_registers(tid, &borrow.call_registers(libc::SYS_getpid, [0; 6]))?;
         sys::set_signal_mask(tid, ALL_SIGNALS)?;
         borrow.queue_signal_again()?;
@@ -360,7 +356,7 @@ impl<'a> Borrow<'a> {
             let (pid, at, len) = (self.pid(), self.area, bytes.len());
             return Err(TraceError::Memory { operation: "write", pid, at, len, source });
         }
-        self.stopped.memory.write_accessible(self.area, bytes)?;
+        self.stopped.memory.write(self.area, bytes)?;
         Ok(self.area)
     }
 
@@ -426,7 +422,7 @@ impl<'a> Borrow<'a> {
         }
         sys::set_signal_mask(tid, self.mask)?;
         sys::set_registers(tid, &self.stopped.threads[self.index].current)?;
-        self.stopped.memory.write_accessible(self.area, &self.area_before)?;
+        self.stopped.memory.write(self.area, &self.area_before)?;
         self.stopped.memory.write(self.stub, &self.stub_before)
     }
 }

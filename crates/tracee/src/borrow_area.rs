@@ -3,35 +3,21 @@
 //! Problem: what lies there may be anything. Small stacks of coroutines have other data below them, which
 //! others work on if the memory is shared, or if their threads run; and to touch a page that is not there can
 //! mean to wait for somebody: for the handler of a userfaultfd(2), or the server of a FUSE file system, who
-//! may be a thread that is stopped, or never answer. The kernel lets only SIGKILL end such a wait.
+//! may be a thread that is stopped, or never answer.
 //!
-//! Idea: nothing is touched before the maps and the page map have said that it is memory of this process
-//! alone which the kernel gives by itself:
+//! Idea: nothing is touched before the maps have said that it is memory of this process alone which the
+//! kernel gives by itself:
 //!
 //! - private and anonymous; where nothing in a page is missing, also a copy of a file's page;
-//! - nobody watches what is missing of it (`um`, `uw`, `ui` in `VmFlags` of smaps), nor was it protected by
-//!   the watcher;
 //! - where other threads run: one mapping that is this thread's own stack.
 //!
-//! What is seen holds in a stop. That somebody outside begins to watch in between is not excluded: who can
-//! make the kernel wait by that (not `UFFD_USER_MODE_ONLY`) is privileged.
+//! Then it is read, and written as it is, by [`Memory`](crate::Memory), which fails where a userfaultfd's
+//! handler would have to be waited for; so all of it is there when the thread uses it.
 
 use crate::error::TraceError;
 use crate::stopped::Stopped;
 use restitch_address::{Avma, AvmaRange, PAGE};
-use restitch_procfs::{self as procfs, Mapping, MappingFlags, MappingName, PageState, Pagemap};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
-
-/// For how long it is believed that nobody watches a mapping: the kernel looks at every page to say so.
-const BELIEVED: Duration = Duration::from_secs(5);
-/// Answers that are kept.
-const KEPT: usize = 64;
-
-/// A mapping of a process that nobody watched at a time.
-type Unwatched = (i32, AvmaRange, Instant);
-
-static UNWATCHED: Mutex<Vec<Unwatched>> = Mutex::new(Vec::new());
+use restitch_procfs::{Mapping, MappingName, PageState, Pagemap};
 
 /// Why an area cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,22 +51,39 @@ pub(crate) struct Place {
 }
 
 impl Stopped {
-    /// Whether `place` can be read and written, harming nobody and waiting for nobody.
-    pub(crate) fn refuse_unfit(&self, place: Place) -> Result<(), TraceError> {
+    /// The bytes of `place`, once it is known that they can be read and written, harming nobody and waiting
+    /// for nobody.
+    pub(crate) fn fit_area(&self, place: Place) -> Result<Vec<u8>, TraceError> {
         let maps = self.maps()?;
-        let pid = self.memory.pid();
         let below = mappings_of(place, &maps).map_err(|unfit| self.unfit(&unfit))?;
-        let pages = Pagemap::open(pid)?;
-        for mapping in below {
-            let range = AvmaRange::between(
-                mapping.range.start.max(place.area.start.align_down(PAGE)),
-                mapping.range.end.min(place.area.end.align_up(PAGE)),
-            );
-            let states = pages.states(range)?;
-            judge(place.tid, mapping, &states, || is_watched(pid, mapping))
+        for mapping in &below {
+            judge(place.tid, mapping, || self.states(place.area, mapping))
                 .map_err(|unfit| self.unfit(&unfit))?;
         }
-        Ok(())
+        self.rewrite(place.area).map_err(|error| match error {
+            TraceError::Watched { at, .. } => {
+                let mapping = below.into_iter().find(|mapping| mapping.range.contains(at));
+                let mapping = mapping.map_or_else(|| at.to_string(), describe);
+                self.unfit(&Unfit::Watched { tid: place.tid, mapping })
+            }
+            error => error,
+        })
+    }
+
+    /// Reads `area` and writes it as it is.
+    fn rewrite(&self, area: AvmaRange) -> Result<Vec<u8>, TraceError> {
+        let bytes = self.memory.read_vec(area.start, area.len() as usize)?;
+        self.memory.write(area.start, &bytes)?;
+        Ok(bytes)
+    }
+
+    /// The states of the pages of `area` that are in `mapping`.
+    fn states(&self, area: AvmaRange, mapping: &Mapping) -> Result<Vec<PageState>, TraceError> {
+        let range = AvmaRange::between(
+            mapping.range.start.max(area.start.align_down(PAGE)),
+            mapping.range.end.min(area.end.align_up(PAGE)),
+        );
+        Ok(Pagemap::open(self.memory.pid())?.states(range)?)
     }
 
     fn unfit(&self, unfit: &Unfit) -> TraceError {
@@ -115,27 +118,20 @@ fn mappings_of(place: Place, maps: &[Mapping]) -> Result<Vec<&Mapping>, Unfit> {
     }
 }
 
-/// Whether pages of `mapping` with these `states` can be touched. `watched` is asked only if that matters.
+/// Whether pages of `mapping` can be touched. Their `states` are asked for only if they matter.
 fn judge(
     tid: i32,
     mapping: &Mapping,
-    states: &[PageState],
-    watched: impl FnOnce() -> Result<bool, TraceError>,
+    states: impl FnOnce() -> Result<Vec<PageState>, TraceError>,
 ) -> Result<(), Unfit> {
-    let text = || describe(mapping);
     if mapping.permissions.shared {
-        return Err(Unfit::Shared { tid, mapping: text() });
+        return Err(Unfit::Shared { tid, mapping: describe(mapping) });
     }
     let is_anonymous = !matches!(mapping.name, MappingName::File { .. }) && mapping.inode == 0;
-    if !is_anonymous && !states.iter().all(|state| state.is_own()) {
-        return Err(Unfit::OfFile { tid, mapping: text() });
-    }
-    let all_there = states.iter().all(|state| state.present || state.swapped);
-    let protected = states.iter().any(|state| state.write_watched);
     // Who cannot be asked is not trusted.
-    match protected || !all_there && watched().unwrap_or(true) {
-        true => Err(Unfit::Watched { tid, mapping: text() }),
-        false => Ok(()),
+    match is_anonymous || states().is_ok_and(|states| states.iter().all(|state| state.is_own())) {
+        true => Ok(()),
+        false => Err(Unfit::OfFile { tid, mapping: describe(mapping) }),
     }
 }
 
@@ -149,27 +145,6 @@ fn describe(mapping: &Mapping) -> String {
     format!("mapping {}-{} ({name}{kind})", mapping.range.start, mapping.range.end)
 }
 
-/// Whether a userfaultfd watches a mapping.
-fn is_watched(pid: i32, mapping: &Mapping) -> Result<bool, TraceError> {
-    let now = Instant::now();
-    let mut known = UNWATCHED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    known.retain(|(_, _, then)| now.duration_since(*then) < BELIEVED);
-    if known.iter().any(|(of, range, _)| *of == pid && *range == mapping.range) {
-        return Ok(false);
-    }
-    let flags = procfs::mapping_flags(pid, &[mapping.range.start])?.pop().flatten();
-    let watched = flags.is_none_or(|flags| names_a_watcher(&flags));
-    if !watched && known.len() < KEPT {
-        known.push((pid, mapping.range, now));
-    }
-    Ok(watched)
-}
-
-/// What userfaultfd is asked to tell of: pages that are missing, written to, or not mapped yet.
-fn names_a_watcher(flags: &MappingFlags) -> bool {
-    ["um", "uw", "ui"].iter().any(|flag| flags.contains(*flag))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,7 +154,7 @@ mod tests {
     const MISSING: PageState = PageState { present: false, ..THERE };
 
     fn maps(text: &str) -> Vec<Mapping> {
-        procfs::parse_maps(text.as_bytes()).expect("lines of maps")
+        restitch_procfs::parse_maps(text.as_bytes()).expect("lines of maps")
     }
 
     fn place(from: u64, to: u64, others_run: bool) -> Place {
@@ -208,36 +183,19 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_of_its_own_that_nobody_watches_is_touched() {
-        let judged = |line: &str, states: &[PageState], watched: bool| {
-            judge(7, &maps(line)[0], states, || Ok(watched)).map_err(|unfit| unfit.to_string())
+    fn only_memory_of_its_own_is_touched() {
+        let judged = |line: &str, states: &[PageState]| {
+            judge(7, &maps(line)[0], || Ok(states.to_vec())).map_err(|unfit| unfit.to_string())
         };
-        let private = "1000-3000 rw-p 0 00:00 0\n";
-        assert_eq!(judged(private, &[THERE, MISSING], false), Ok(()));
-        assert_eq!(judged(private, &[THERE, THERE], true), Ok(()), "nothing is missing");
-        let refused = judged(private, &[THERE, MISSING], true).expect_err("one is missing");
-        assert!(refused.contains("userfaultfd") && refused.contains("mapping 0x1000-0x3000"), "{refused}");
-        let written = PageState { write_watched: true, ..THERE };
-        assert!(judged(private, &[written], false).expect_err("protected").contains("userfaultfd"));
-        let shared = judged("1000-3000 rw-s 0 00:01 5 /dev/zero (deleted)\n", &[THERE], false);
-        assert!(shared.expect_err("shared").contains("shared"));
+        assert_eq!(judged("1000-3000 rw-p 0 00:00 0\n", &[THERE, MISSING]), Ok(()));
+        let shared = judged("1000-3000 rw-s 0 00:01 5 /dev/zero (deleted)\n", &[THERE]);
+        assert!(shared.expect_err("shared").contains("mapping 0x1000-0x3000 (/dev/zero, shared)"));
         let file = "1000-3000 rw-p 0 00:2a 5 /mnt/file\n";
-        assert_eq!(judged(file, &[THERE, THERE], false), Ok(()), "copies");
+        assert_eq!(judged(file, &[THERE, THERE]), Ok(()), "copies");
         for state in [OF_FILE, MISSING] {
-            assert!(judged(file, &[THERE, state], false).expect_err("the file's").contains("/mnt/file"));
+            assert!(judged(file, &[THERE, state]).expect_err("the file's").contains("/mnt/file"));
         }
-        let unknown = judge(7, &maps(private)[0], &[MISSING], || {
-            Err(TraceError::Vanished { tid: 7, operation: "a test" })
-        });
+        let unknown = judge(7, &maps(file)[0], || Err(TraceError::Vanished { tid: 7, operation: "a test" }));
         assert!(unknown.is_err());
-    }
-
-    #[test]
-    fn watchers_are_known_by_their_flags() {
-        let flags = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<MappingFlags>();
-        assert!(!names_a_watcher(&flags(&["rd", "wr", "mr", "mw"])));
-        for flag in ["um", "uw", "ui"] {
-            assert!(names_a_watcher(&flags(&["rd", flag])));
-        }
     }
 }

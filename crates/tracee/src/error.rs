@@ -204,6 +204,18 @@ pub enum TraceError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// A userfaultfd's handler would have to be waited for, who may never answer.
+    #[error(
+        "cannot {operation} the memory of process {pid} at {at}: a userfaultfd watches it, and whoever touches it waits for that one's handler, perhaps for ever; end what watches it, or make a faster copy of the program instead (restitch record, restitch optimize)"
+    )]
+    Watched {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// The process.
+        pid: i32,
+        /// The page.
+        at: Avma,
+    },
     /// There are too few descriptors.
     #[error(
         "opening the memory of process {pid}: {source} (RLIMIT_NOFILE; each process takes some); raise the limit (`ulimit -n`), or trace fewer processes"

@@ -42,6 +42,7 @@ mod frame;
 mod launch;
 mod launch_stop;
 mod memory;
+mod neighbours;
 mod not_started;
 mod registers;
 mod remote;

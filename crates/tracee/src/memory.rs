@@ -1,7 +1,18 @@
 //! The memory of another process.
+//!
+//! **Problem.** Who reads or writes a page that a userfaultfd(2) watches waits for its handler: a thread that
+//! is stopped just now, or somebody who never answers. Only SIGKILL ends that wait.
+//!
+//! **Idea.** Through `/proc/PID/mem` the kernel does not wait: what it would have to ask for is an error
+//! (`handle_userfault` in fs/userfaultfd.c asks only where the caller can begin anew, which
+//! `__access_remote_vm` in mm/memory.c does not permit). `process_vm_readv` and its like do wait, so they are
+//! used for pages only of which the page map says that they are there. What lies side by side is read in one
+//! go, so that this costs no more than they do.
 
 use crate::error::TraceError;
-use restitch_address::Avma;
+use crate::neighbours::runs;
+use restitch_address::{Avma, AvmaRange, PAGE};
+use restitch_procfs::{self as procfs, MapsFile, Pagemap};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -55,34 +66,46 @@ impl Memory {
     }
 
     fn failed(&self, operation: &'static str, at: Avma, len: usize, source: io::Error) -> TraceError {
-        TraceError::Memory { operation, pid: self.pid, at, len, source }
+        let refused = source.raw_os_error() == Some(libc::EIO);
+        match refused.then(|| self.watched(AvmaRange::new(at, len as u64))).flatten() {
+            Some(page) => TraceError::Watched { operation, pid: self.pid, at: page },
+            None => TraceError::Memory { operation, pid: self.pid, at, len, source },
+        }
+    }
+
+    /// The page of `range`, if any, that a userfaultfd keeps from being read or written.
+    fn watched(&self, range: AvmaRange) -> Option<Avma> {
+        let end = Avma::new(range.end.get().checked_next_multiple_of(PAGE)?);
+        let range = AvmaRange::between(range.start.align_down(PAGE), end);
+        let states = Pagemap::open(self.pid).ok()?.states(range).ok()?;
+        let owed = states.iter().position(|s| s.write_watched || !s.present && !s.swapped)?;
+        let page = range.start + owed as u64 * PAGE;
+        let mapping = MapsFile::open(self.pid).ok()?.mapping_at(page).ok()??;
+        let flags = procfs::mapping_flags(self.pid, &[mapping.range.start]).ok()?.pop()??;
+        procfs::names_a_watcher(&flags).then_some(page)
     }
 
     /// Fills `buffer` with the bytes at `at`; an error if not all of them can be read.
+    ///
+    /// # Errors
+    /// [`TraceError::Watched`] if somebody would have to be waited for; [`TraceError::Memory`].
     pub fn read(&self, at: Avma, buffer: &mut [u8]) -> Result<(), TraceError> {
         let len = buffer.len();
-        self.file.read_exact_at(buffer, at.get()).map_err(|source| self.failed("read", at, len, source))
+        self.try_read(at, buffer).map_err(|source| self.failed("read", at, len, source))
     }
 
-    /// As [`read`](Self::read), for large pieces: the kernel copies once and not twice where the process
-    /// itself may read.
-    pub fn read_large(&self, at: Avma, buffer: &mut [u8]) -> Result<(), TraceError> {
-        let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        let remote = libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: buffer.len() };
-        // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length; `remote` is
-        // used in the other process only.
-        let read =
-            unsafe { libc::process_vm_readv(self.holder, &raw const local, 1, &raw const remote, 1, 0) };
-        match usize::try_from(read) {
-            Ok(read) if read == buffer.len() => Ok(()),
-            _ => self.read(at, buffer),
-        }
+    fn try_read(&self, at: Avma, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, at.get())
     }
 
     /// The `len` bytes at `at`.
     pub fn read_vec(&self, at: Avma, len: usize) -> Result<Vec<u8>, TraceError> {
+        self.try_read_vec(at, len).map_err(|source| self.failed("read", at, len, source))
+    }
+
+    fn try_read_vec(&self, at: Avma, len: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; len];
-        self.read(at, &mut bytes)?;
+        self.try_read(at, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -109,122 +132,80 @@ impl Memory {
             .map_err(|source| self.failed("write", at, bytes.len(), source))
     }
 
-    /// Reads what the process itself could read: unlike [`read`](Self::read) it fails on guard pages.
-    pub(crate) fn read_accessible(&self, at: Avma, len: usize) -> Result<Vec<u8>, TraceError> {
-        let read = self.read_batch(&[(at, len)]).and_then(|mut buffers| buffers.pop());
-        read.ok_or_else(|| self.failed("read", at, len, io::Error::from_raw_os_error(libc::EFAULT)))
-    }
-
-    /// Writes where the process itself could write: unlike [`write`](Self::write) it fails on guard pages and
-    /// on read-only ones.
-    pub(crate) fn write_accessible(&self, at: Avma, bytes: &[u8]) -> Result<(), TraceError> {
-        let len = bytes.len();
-        let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: len };
-        let remote = libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: len };
-        // SAFETY: the kernel only reads the live slice that `local` names; `remote` is used in the other
-        // process.
-        let written =
-            unsafe { libc::process_vm_writev(self.holder, &raw const local, 1, &raw const remote, 1, 0) };
-        match usize::try_from(written) {
-            Ok(written) if written == len => Ok(()),
-            Ok(_) => Err(self.failed("write", at, len, io::Error::from_raw_os_error(libc::EFAULT))),
-            Err(_) => Err(self.failed("write", at, len, io::Error::last_os_error())),
-        }
-    }
-
-    /// Writes many words with few system calls (`process_vm_writev`). After an error some may have been
+    /// Writes many words of a stopped process with few system calls. After an error some may have been
     /// written.
     pub fn write_words(&self, words: &[(Avma, u64)]) -> Result<(), TraceError> {
         for batch in words.chunks(BATCH) {
             self.refuse_unwritable(batch[0].0, 8)?;
-            let values: Vec<[u8; 8]> = batch.iter().map(|(_, word)| word.to_le_bytes()).collect();
-            let local = libc::iovec {
-                iov_base: values.as_ptr().cast_mut().cast(),
-                iov_len: size_of_val(&values[..]),
-            };
-            let word =
-                |(at, _): &(Avma, u64)| libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: 8 };
-            let remote: Vec<libc::iovec> = batch.iter().map(word).collect();
-            let count = remote.len() as libc::c_ulong;
-            // SAFETY: the kernel only reads the live `values` that `local` names with their true length, and
-            // there are at most IOV_MAX remote entries; their addresses are used in the other process only.
-            let written = unsafe {
-                libc::process_vm_writev(self.holder, &raw const local, 1, remote.as_ptr(), count, 0)
-            };
-            // Where the process itself may not write, or the kernel refuses this call: one by one.
-            let done = usize::try_from(written).unwrap_or(0) / 8;
-            for ((at, _), value) in batch.iter().zip(&values).skip(done) {
-                self.write(*at, value)?;
+            let done = if self.are_there(batch) { self.write_batch(batch) } else { 0 };
+            // Where the process itself may not write, or the kernel refuses that call: one by one.
+            for (at, word) in &batch[done..] {
+                self.write(*at, &word.to_le_bytes())?;
             }
         }
         Ok(())
     }
 
-    /// Reads many small ranges with few system calls (`process_vm_readv`). For each request the bytes, or
-    /// `None` where they cannot be read as a whole.
+    /// Whether the pages of all words are there, and nobody is asked before they are written to.
+    fn are_there(&self, words: &[(Avma, u64)]) -> bool {
+        let Ok(pages) = Pagemap::open(self.pid) else { return false };
+        runs(words, |(at, _)| AvmaRange::new(*at, 8)).all(|(range, _)| {
+            let range = AvmaRange::between(range.start.align_down(PAGE), range.end.align_up(PAGE));
+            let states = pages.states(range);
+            states.is_ok_and(|states| states.iter().all(|s| s.present && !s.write_watched))
+        })
+    }
+
+    /// How many of `words` were written, by `process_vm_writev`.
+    fn write_batch(&self, words: &[(Avma, u64)]) -> usize {
+        let values: Vec<[u8; 8]> = words.iter().map(|(_, word)| word.to_le_bytes()).collect();
+        let local =
+            libc::iovec { iov_base: values.as_ptr().cast_mut().cast(), iov_len: size_of_val(&values[..]) };
+        let word =
+            |(at, _): &(Avma, u64)| libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: 8 };
+        let remote: Vec<libc::iovec> = words.iter().map(word).collect();
+        let count = remote.len() as libc::c_ulong;
+        // SAFETY: the kernel only reads the live `values` that `local` names with their true length, and
+        // there are at most IOV_MAX remote entries; their addresses are used in the other process only.
+        let written =
+            unsafe { libc::process_vm_writev(self.holder, &raw const local, 1, remote.as_ptr(), count, 0) };
+        usize::try_from(written).unwrap_or(0) / 8
+    }
+
+    /// Reads many ranges; those that lie side by side, in one go. For each request the bytes, or `None` where
+    /// they cannot be read as a whole.
     pub fn read_many(&self, requests: &[(Avma, usize)]) -> Vec<Option<Vec<u8>>> {
         let mut results = Vec::with_capacity(requests.len());
-        for batch in requests.chunks(BATCH) {
-            match self.read_batch(batch) {
-                Some(read) => results.extend(read.into_iter().map(Some)),
-                // One unreadable range cuts a batch short: find out which one by reading singly.
-                None => results.extend(batch.iter().map(|&(at, len)| self.read_vec(at, len).ok())),
-            }
+        let mut buffer = Vec::new();
+        for (range, run) in runs(requests, |&(at, len)| AvmaRange::new(at, len as u64)) {
+            buffer.resize(range.len() as usize, 0);
+            let read = self.try_read(range.start, &mut buffer);
+            results.extend(run.iter().map(|&(at, len)| match &read {
+                Ok(()) => {
+                    let from = at.offset_from(range.start) as usize;
+                    Some(buffer[from..from + len].to_vec())
+                }
+                // One that cannot be read may stand among others.
+                Err(_) if run.len() > 1 => self.try_read_vec(at, len).ok(),
+                Err(_) => None,
+            }));
         }
         results
     }
 
-    /// Whether each of `expected` is there as it is given, compared with few system calls and no allocation
-    /// for each.
+    /// Whether each of `expected` is there as it is given, compared without an allocation for each.
     pub fn holds(&self, expected: &[(Avma, Vec<u8>)]) -> bool {
         let mut buffer = Vec::new();
-        expected.chunks(COMPARED).all(|batch| {
-            buffer.resize(batch.iter().map(|(_, bytes)| bytes.len()).sum(), 0);
-            let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-            let remote: Vec<libc::iovec> = batch
-                .iter()
-                .map(|(at, bytes)| libc::iovec {
-                    iov_base: at.get() as *mut libc::c_void,
-                    iov_len: bytes.len(),
-                })
-                .collect();
-            let count = remote.len() as libc::c_ulong;
-            // SAFETY: `local` names the live, exclusively borrowed `buffer` with its true length, and there
-            // are at most IOV_MAX remote entries; their addresses are used in the other process only.
-            let read = unsafe {
-                libc::process_vm_readv(self.holder, &raw const local, 1, remote.as_ptr(), count, 0)
-            };
-            let mut rest = &buffer[..];
-            usize::try_from(read) == Ok(buffer.len())
-                && batch.iter().all(|(_, bytes)| {
-                    let (found, more) = rest.split_at(bytes.len());
-                    rest = more;
-                    found == bytes
+        runs(expected, |(at, bytes)| AvmaRange::new(*at, bytes.len() as u64)).all(|(range, run)| {
+            buffer.resize(range.len() as usize, 0);
+            self.try_read(range.start, &mut buffer).is_ok()
+                && run.iter().all(|(at, bytes)| {
+                    let from = at.offset_from(range.start) as usize;
+                    buffer[from..from + bytes.len()] == bytes[..]
                 })
         })
     }
-
-    fn read_batch(&self, batch: &[(Avma, usize)]) -> Option<Vec<Vec<u8>>> {
-        let mut buffers: Vec<Vec<u8>> = batch.iter().map(|&(_, len)| vec![0; len]).collect();
-        let local: Vec<libc::iovec> = buffers
-            .iter_mut()
-            .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() })
-            .collect();
-        let remote: Vec<libc::iovec> = batch
-            .iter()
-            .map(|&(at, len)| libc::iovec { iov_base: at.get() as *mut libc::c_void, iov_len: len })
-            .collect();
-        let count = batch.len() as libc::c_ulong;
-        // SAFETY: `local` names the live, exclusively borrowed `buffers` with their true lengths, and there
-        // are at most IOV_MAX entries; the remote addresses are used in the other process only.
-        let read =
-            unsafe { libc::process_vm_readv(self.holder, local.as_ptr(), count, remote.as_ptr(), count, 0) };
-        let wanted: usize = batch.iter().map(|request| request.1).sum();
-        (usize::try_from(read) == Ok(wanted)).then_some(buffers)
-    }
 }
 
-/// Ranges in one `process_vm_readv`, below the kernel's limit of 1024 (`IOV_MAX`).
+/// Words in one `process_vm_writev`, below the kernel's limit of 1024 (`IOV_MAX`).
 const BATCH: usize = 512;
-/// Ranges that are compared at a time: few enough for their copies to stay in the processor's cache.
-const COMPARED: usize = 32;

@@ -82,9 +82,9 @@ fn memory_is_read_one_by_one_and_in_batches() {
         memory.write_words(&[(places[0].0, 0)]).unwrap_err().to_string().contains("cannot write 8 bytes")
     );
     let mut large = vec![0; 4096];
-    memory.read_large(places[0].0, &mut large).unwrap();
+    memory.read(places[0].0, &mut large).unwrap();
     assert_eq!(large, memory.read_vec(places[0].0, 4096).unwrap());
-    assert!(memory.read_large(Avma::new(8), &mut large).is_err());
+    assert!(memory.read(Avma::new(8), &mut large).is_err());
     let error = memory.read_u64(Avma::new(8)).unwrap_err().to_string();
     assert!(error.contains("cannot read 8 bytes at 0x8"), "{error}");
     target.assert_ok();
@@ -106,6 +106,58 @@ fn many_words_are_written_wherever_they_stand() {
     }
     stopped.resume();
     target.assert_ok();
+}
+
+/// What `look` finds at the pages of `special.c`'s "watched", while the process is stopped. Whoever waits for
+/// a page waits for ever, so that is an error here.
+fn look_at_watched(look: fn(&Memory, Avma)) {
+    let Some(target) = Target::start_or("special", &["watched"], "skipped") else { return };
+    let (pid, pages) = (target.pid(), target.padding);
+    let (told, answer) = std::sync::mpsc::channel();
+    let looks = std::thread::spawn(move || {
+        let stopped = Stopped::seize_all(pid).unwrap();
+        look(stopped.memory(), pages);
+        stopped.resume();
+        told.send(()).unwrap();
+    });
+    match answer.recv_timeout(Duration::from_secs(60)) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("somebody is waited for"),
+        _ => looks.join().unwrap(),
+    }
+    target.assert_ok();
+}
+
+fn assert_watched<T: std::fmt::Debug>(result: Result<T, TraceError>, page: Avma) {
+    match result {
+        Err(TraceError::Watched { at, .. }) => assert_eq!(at, page),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn missing_pages_that_somebody_watches_are_named_and_not_waited_for() {
+    look_at_watched(|memory, pages| {
+        let missing = pages + 4096;
+        assert_eq!(memory.read_vec(pages, 1).unwrap(), [7]);
+        assert_watched(memory.read_vec(pages, 8192), missing);
+        assert_watched(memory.read_u64(missing + 80), missing);
+        assert_watched(memory.write(missing + 80, &[1]), missing);
+        assert_watched(memory.write_words(&[(pages, 7), (missing, 7)]), missing);
+        let read = memory.read_many(&[(pages, 1), (missing - 8, 8), (missing, 8), (missing + 4096, 1)]);
+        assert_eq!(read, [Some(vec![7]), Some(vec![0; 8]), None, Some(vec![7])]);
+        assert!(memory.holds(&[(pages, vec![7])]) && !memory.holds(&[(pages, vec![7]), (missing, vec![0])]));
+    });
+}
+
+#[test]
+fn pages_whose_watcher_is_told_of_writes_are_read_only() {
+    look_at_watched(|memory, pages| {
+        let protected = pages + 8192;
+        assert_eq!(memory.read_vec(protected, 1).unwrap(), [7]);
+        assert_watched(memory.write(protected, &[8]), protected);
+        assert_watched(memory.write_words(&[(protected, 8)]), protected);
+        assert_eq!(memory.read_vec(protected, 1).unwrap(), [7]);
+    });
 }
 
 #[test]

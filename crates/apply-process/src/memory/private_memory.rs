@@ -64,7 +64,7 @@ pub(crate) fn read(
                 return Ok(looked_at);
             }
             let buffer = &mut buffer[..piece.len() as usize];
-            let seen = match memory.read_large(piece.start, buffer) {
+            let seen = match memory.read(piece.start, buffer) {
                 Ok(()) => see(&memory, piece.start, buffer),
                 Err(_) => page_by_page(&memory, piece, &mut see),
             };

@@ -3,6 +3,7 @@
 #define STACK_H
 
 #include <fcntl.h>
+#include <link.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
 #include <signal.h>
@@ -32,15 +33,17 @@ static volatile char stack_selector = 1;
 
 static void stack_run(void) { stack_result = stack_program(stack_argc, stack_argv); }
 
-static int stack_run_on(char *low, size_t len) {
+static int stack_begin(void (*run)(void), char *low, size_t len) {
     getcontext(&stack_own);
     stack_own.uc_stack.ss_sp = low;
     stack_own.uc_stack.ss_size = len;
     stack_own.uc_link = &stack_back;
-    makecontext(&stack_own, stack_run, 0);
+    makecontext(&stack_own, run, 0);
     swapcontext(&stack_back, &stack_own);
     return stack_result;
 }
+
+static int stack_run_on(char *low, size_t len) { return stack_begin(stack_run, low, len); }
 
 static char *stack_map(size_t len, int flags, int fd) {
     char *at = mmap(0, len, PROT_READ | PROT_WRITE, flags, fd, 0);
@@ -49,12 +52,29 @@ static char *stack_map(size_t len, int flags, int fd) {
 }
 
 /* Who touches what is missing waits for a handler that there is not. */
-static void stack_watch(char *low) {
+static void stack_watch(char *low, size_t len) {
     int watcher = syscall(SYS_userfaultfd, O_CLOEXEC);
     struct uffdio_api api = {.api = UFFD_API};
-    struct uffdio_register range = {.range = {(unsigned long)low, STACK_LEN - STACK_TOP},
-                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
+    struct uffdio_register range = {.range = {(unsigned long)low, len}, .mode = UFFDIO_REGISTER_MODE_MISSING};
     if (watcher < 0 || ioctl(watcher, UFFDIO_API, &api) || ioctl(watcher, UFFDIO_REGISTER, &range)) exit(STACK_SKIPPED);
+}
+
+/* The frames of those who have called `main` go where nobody can read them. They are not returned to. */
+static char *stack_frames;
+
+static void stack_hide(int unused) {
+    (void)unused;
+    stack_watch(stack_frames, 4096);
+    if (madvise(stack_frames, 4096, MADV_DONTNEED)) _exit(3);
+}
+
+__attribute__((noinline)) static void stack_run_deep(void) {
+    volatile char room[STACK_LEN / 8];
+    room[0] = room[sizeof room - 1] = 1;
+    if (strcmp(getenv("RESTITCH_TEST_STACK"), "watched-frames") == 0) stack_hide(0);
+    else signal(SIGUSR1, stack_hide);
+    stack_result = stack_program(stack_argc, stack_argv);
+    for (;;) pause();
 }
 
 /* Calls from elsewhere than the C library are handed to the thread, which has no handler: it ends. */
@@ -103,7 +123,7 @@ int main(int argc, char **argv) {
     if (!what) return stack_program(argc, argv);
     if (strcmp(what, "watched") == 0) {
         char *low = stack_map(STACK_LEN, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-        stack_watch(low);
+        stack_watch(low, STACK_LEN - STACK_TOP);
         memset(low + STACK_LEN - STACK_TOP, 0, STACK_TOP);
         return stack_run_on(low, STACK_LEN);
     }
@@ -118,6 +138,17 @@ int main(int argc, char **argv) {
         if (mprotect(low, 4096, PROT_NONE)) return 3;
         if (strcmp(what, "small-often-left") == 0) stack_leave_often();
         return stack_run_on(low + 4096, STACK_TOP);
+    }
+    if (strncmp(what, "watched-frames", 14) == 0) {
+        char *low = stack_map(STACK_LEN, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+        stack_frames = low + STACK_LEN - 4096;
+        return stack_begin(stack_run_deep, low, STACK_LEN);
+    }
+    if (strcmp(what, "watched-modules") == 0) {
+        /* The loader's list of objects. */
+        char *low = stack_map(4096, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+        stack_watch(low, 4096);
+        _r_debug.r_map = (struct link_map *)low;
     }
     if (strcmp(what, "dispatch") == 0) stack_dispatch();
     if (strcmp(what, "sharer") == 0) stack_share(0);

@@ -1,9 +1,14 @@
 /* Processes in special states. The first argument says which. */
 #define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 __asm__(".text; .balign 16; .globl padding; padding: .skip 128, 0xcc");
@@ -31,6 +36,25 @@ static void *goes_on(void *unused) {
     exit(0);
     return unused;
 }
+/* Three pages that a userfaultfd watches without anybody who serves it: one that is there, one that is missing, and
+   one that is there and may not be written. Says where they are. */
+static void watched(void) {
+    char *pages = mmap(0, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int watcher = syscall(SYS_userfaultfd, O_CLOEXEC);
+    struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP};
+    struct uffdio_register range = {.range = {(unsigned long)pages, 3 * 4096},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP};
+    struct uffdio_writeprotect protect = {.range = {(unsigned long)pages + 2 * 4096, 4096},
+                                          .mode = UFFDIO_WRITEPROTECT_MODE_WP};
+    pages[0] = pages[2 * 4096] = 7;
+    if (watcher < 0 || ioctl(watcher, UFFDIO_API, &api) || ioctl(watcher, UFFDIO_REGISTER, &range) ||
+        ioctl(watcher, UFFDIO_WRITEPROTECT, &protect)) {
+        printf("skipped\n");
+        exit(0);
+    }
+    printf("ready %p\n", (void *)pages);
+    fflush(stdout);
+}
 int main(int argc, char **argv) {
     char byte;
     if (argc < 2) return 2;
@@ -40,6 +64,9 @@ int main(int argc, char **argv) {
         pthread_exit(0);
     } else if (strcmp(argv[1], "waiting") == 0) {
         ready();
+        if (read(0, &byte, 1) != 0) return 1;
+    } else if (strcmp(argv[1], "watched") == 0) {
+        watched();
         if (read(0, &byte, 1) != 0) return 1;
     } else if (strcmp(argv[1], "vfork") == 0) {
         /* The child lives until a file is there. It says that the program is ready: the parent waits then, or is about to. */
