@@ -29,6 +29,7 @@ mod map_query;
 mod mapped;
 mod maps;
 mod memory_room;
+mod mounts;
 mod pages;
 mod present;
 mod process;
@@ -49,6 +50,7 @@ pub use map_query::{MappedFile, MapsFile};
 pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
 pub use memory_room::{MemoryRoom, memory_room};
+pub use mounts::Mounts;
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags, names_a_watcher};
 pub use present::{PageRun, Residents};
 pub use process::{

@@ -2,8 +2,8 @@
 
 use crate::error::ProcError;
 use crate::holder::shared_path;
-use crate::maps;
-use crate::maps::Device;
+use crate::maps::{Device, Mapping};
+use crate::process::maps;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use std::fs::File;
 use std::io;
@@ -80,6 +80,14 @@ impl MapsFile {
     /// # Errors
     /// If the process has ended.
     pub fn mapping_at(&self, at: Avma) -> Result<Option<MappedFile>, ProcError> {
+        Ok(self.mappings_at(at)?.into_iter().find(|mapping| mapping.range.contains(at)))
+    }
+
+    /// As [`Self::mapping_at`], with all others where the kernel tells of none alone.
+    ///
+    /// # Errors
+    /// If the process has ended.
+    pub fn mappings_at(&self, at: Avma) -> Result<Vec<MappedFile>, ProcError> {
         let mut query = Query { size: size_of::<Query>() as u64, at: at.get(), ..Query::default() };
         // SAFETY: the kernel reads and writes one structure of the size that stands in it, which lives for
         // the call; names are not asked for.
@@ -88,19 +96,19 @@ impl MapsFile {
             let device = Device { major: query.major, minor: query.minor };
             let range = AvmaRange::between(Avma::new(query.start), Avma::new(query.end));
             let (offset, inode) = (FileOffset::new(query.offset), query.inode);
-            return Ok(Some(MappedFile { range, offset, device, inode }));
+            return Ok(vec![MappedFile { range, offset, device, inode }]);
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            Some(libc::ENOENT) => Ok(None),
+            Some(libc::ENOENT) => Ok(Vec::new()),
             Some(libc::ENOTTY | libc::EINVAL) => {
-                let found = maps(self.pid)?.into_iter().find(|m| m.range.contains(at));
-                Ok(found.map(|m| MappedFile {
+                let file = |m: Mapping| MappedFile {
                     range: m.range,
                     offset: m.offset,
                     device: m.device,
                     inode: m.inode,
-                }))
+                };
+                Ok(maps(self.pid)?.into_iter().map(file).collect())
             }
             _ => Err(ProcError::from_io(self.pid, &self.path, error)),
         }

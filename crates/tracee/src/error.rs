@@ -216,6 +216,18 @@ pub enum TraceError {
         /// The page.
         at: Avma,
     },
+    /// The server of a file system would have to be waited for.
+    #[error(
+        "cannot {operation} the memory of process {pid} at {at}: it is of a file on a file system that a process serves (FUSE) and that has not brought it; see to it that this one answers, then try again, or make a faster copy of the program instead (restitch record, restitch optimize)"
+    )]
+    Unserved {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// The process.
+        pid: i32,
+        /// The page.
+        at: Avma,
+    },
     /// There are too few descriptors.
     #[error(
         "opening the memory of process {pid}: {source} (RLIMIT_NOFILE; each process takes some); raise the limit (`ulimit -n`), or trace fewer processes"

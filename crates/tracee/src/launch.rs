@@ -385,7 +385,7 @@ impl TraceEvents {
         Ok(TraceEvent::Exec(Stopped {
             process: ProcessId::of(pid)?,
             threads: vec![held],
-            memory: Memory::open(pid)?,
+            memory: Memory::open(pid)?.of_stopped(),
             others_run: false,
             release: Release::Continue,
             times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },

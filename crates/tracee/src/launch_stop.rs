@@ -42,7 +42,7 @@ impl TraceEvents {
             let living = held.keys().next().copied();
             let living =
                 living.ok_or(TraceError::Vanished { tid: pid, operation: "stopping its threads" })?;
-            Memory::open(living)
+            Ok(Memory::open(living)?.of_stopped())
         });
         let memory = match stopped {
             Ok(memory) => memory,

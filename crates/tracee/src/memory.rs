@@ -1,7 +1,8 @@
 //! The memory of another process.
 //!
 //! **Problem.** Who reads or writes a page that a userfaultfd(2) watches waits for its handler: a thread that
-//! is stopped just now, or somebody who never answers. Only SIGKILL ends that wait.
+//! is stopped just now, or somebody who never answers. Only SIGKILL ends that wait. It is the same with files
+//! on FUSE, which [`served`](crate::served) is about.
 //!
 //! **Idea.** Through `/proc/PID/mem` the kernel does not wait: what it would have to ask for is an error
 //! (`handle_userfault` in fs/userfaultfd.c asks only where the caller can begin anew, which
@@ -11,6 +12,7 @@
 
 use crate::error::TraceError;
 use crate::neighbours::runs;
+use crate::served::Served;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, MapsFile, Pagemap};
 use std::fs::{File, OpenOptions};
@@ -26,6 +28,7 @@ pub struct Memory {
     holder: i32,
     file: File,
     writable: bool,
+    served: Served,
 }
 
 impl Memory {
@@ -57,7 +60,13 @@ impl Memory {
             Some(libc::EMFILE | libc::ENFILE) => TraceError::NoFiles { pid, source },
             _ => TraceError::Memory { operation: "open", pid, at: Avma::default(), len: 0, source },
         })?;
-        Ok(Self { pid, holder, file, writable })
+        Ok(Self { pid, holder, file, writable, served: Served::of(pid) })
+    }
+
+    /// For a stop: no server of a file system is waited for, who may be stopped as well.
+    pub(crate) fn of_stopped(self) -> Self {
+        self.served.wait_no_more();
+        self
     }
 
     /// The process.
@@ -66,6 +75,12 @@ impl Memory {
     }
 
     fn failed(&self, operation: &'static str, at: Avma, len: usize, source: io::Error) -> TraceError {
+        let range = || std::iter::once(AvmaRange::new(at, len as u64));
+        if source.raw_os_error() == Some(UNSERVED)
+            && let Some(page) = self.served.missing(range(), &self.file)
+        {
+            return TraceError::Unserved { operation, pid: self.pid, at: page };
+        }
         let refused = source.raw_os_error() == Some(libc::EIO);
         match refused.then(|| self.watched(AvmaRange::new(at, len as u64))).flatten() {
             Some(page) => TraceError::Watched { operation, pid: self.pid, at: page },
@@ -95,6 +110,7 @@ impl Memory {
     }
 
     fn try_read(&self, at: Avma, buffer: &mut [u8]) -> io::Result<()> {
+        self.refuse_unserved(AvmaRange::new(at, buffer.len() as u64))?;
         self.file.read_exact_at(buffer, at.get())
     }
 
@@ -116,6 +132,13 @@ impl Memory {
         Ok(u64::from_le_bytes(bytes))
     }
 
+    fn refuse_unserved(&self, range: AvmaRange) -> io::Result<()> {
+        match self.served.missing(std::iter::once(range), &self.file) {
+            None => Ok(()),
+            Some(_) => Err(io::Error::from_raw_os_error(UNSERVED)),
+        }
+    }
+
     fn refuse_unwritable(&self, at: Avma, len: usize) -> Result<(), TraceError> {
         match self.writable {
             true => Ok(()),
@@ -127,8 +150,8 @@ impl Memory {
     /// bytes may have been written.
     pub fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), TraceError> {
         self.refuse_unwritable(at, bytes.len())?;
-        self.file
-            .write_all_at(bytes, at.get())
+        self.refuse_unserved(AvmaRange::new(at, bytes.len() as u64))
+            .and_then(|()| self.file.write_all_at(bytes, at.get()))
             .map_err(|source| self.failed("write", at, bytes.len(), source))
     }
 
@@ -175,6 +198,8 @@ impl Memory {
     /// Reads many ranges; those that lie side by side, in one go. For each request the bytes, or `None` where
     /// they cannot be read as a whole.
     pub fn read_many(&self, requests: &[(Avma, usize)]) -> Vec<Option<Vec<u8>>> {
+        // What its server has to bring, at a time.
+        self.served.missing(requests.iter().map(|&(at, len)| AvmaRange::new(at, len as u64)), &self.file);
         let mut results = Vec::with_capacity(requests.len());
         let mut buffer = Vec::new();
         for (range, run) in runs(requests, |&(at, len)| AvmaRange::new(at, len as u64)) {
@@ -207,5 +232,7 @@ impl Memory {
     }
 }
 
+/// That the server of a file system does not bring a page; no error of memory itself.
+const UNSERVED: i32 = libc::ETIMEDOUT;
 /// Words in one `process_vm_writev`, below the kernel's limit of 1024 (`IOV_MAX`).
 const BATCH: usize = 512;

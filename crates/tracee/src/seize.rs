@@ -445,7 +445,7 @@ impl Seizing {
     fn finish(mut self, process: ProcessId) -> Result<Stopped, TraceError> {
         // The leader may have ended while the process lives; any living thread leads to the memory.
         let living = self.stopped.keys().next().copied().unwrap_or(self.pid);
-        let memory = Memory::open(living)?;
+        let memory = Memory::open(living)?.of_stopped();
         let times = StopTimes { stopping: self.begun.elapsed(), passes: self.passes, ..Default::default() };
         Ok(Stopped {
             process,

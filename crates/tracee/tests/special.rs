@@ -160,6 +160,57 @@ fn pages_whose_watcher_is_told_of_writes_are_read_only() {
     });
 }
 
+/// `served.c`, with a folder that it mounts over. `None`, with a message, if that is not possible here.
+fn served(touched: &[&str]) -> Option<(Target, tempfile::TempDir)> {
+    let folder = tempfile::tempdir().expect("writable");
+    let arguments = [&[folder.path().to_str().expect("text")], touched].concat();
+    let target = Target::start_or("served", &arguments, "skipped");
+    if target.is_none() {
+        eprintln!("SKIPPED: no FUSE here (/dev/fuse, root)");
+    }
+    Some((target?, folder))
+}
+
+#[test]
+fn pages_of_a_server_that_does_not_answer_are_not_waited_for_in_a_stop() {
+    let Some((target, _folder)) = served(&["touched"]) else { return };
+    let (pid, first) = (target.pid(), target.padding);
+    let missing = first + 4096;
+    let unserved = |result: Result<(), TraceError>| match result {
+        Err(TraceError::Unserved { at, .. }) => assert_eq!(at, missing),
+        other => panic!("{other:?}"),
+    };
+    let stopped = Stopped::seize_all(pid).unwrap();
+    let memory = stopped.memory();
+    let begun = Instant::now();
+    assert_eq!(memory.read_vec(first, 1).unwrap(), [7]);
+    memory.write(first, &[8]).unwrap();
+    unserved(memory.read_vec(first, 4097).map(drop));
+    unserved(memory.write(missing, &[8]));
+    unserved(memory.write_words(&[(first, 8), (missing, 8)]));
+    assert_eq!(memory.read_many(&[(first, 1), (missing, 1)]), [Some(vec![8]), None]);
+    assert!(!memory.holds(&[(missing, vec![7])]));
+    assert!(begun.elapsed() < Duration::from_secs(2), "somebody was waited for");
+    stopped.resume();
+    target.assert_ok();
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_given_up_and_others_are_waited_for() {
+    let Some((target, _folder)) = served(&[]) else { return };
+    let first = target.padding;
+    let memory = Memory::open(target.pid()).unwrap();
+    // The process has not read it yet.
+    assert_eq!(memory.read_many(&[(first, 1)]), [Some(vec![7])]);
+    let begun = Instant::now();
+    let error = memory.read_vec(first + 4096, 1).unwrap_err();
+    assert!(matches!(error, TraceError::Unserved { .. }), "{error}");
+    assert!(memory.read_vec(first + 8192, 1).is_err());
+    assert!(begun.elapsed() < Duration::from_secs(60), "waited for {:?}", begun.elapsed());
+    assert_eq!(memory.read_vec(first, 1).unwrap(), [7]);
+    target.assert_ok();
+}
+
 #[test]
 fn code_can_be_written_while_stopped() {
     let Some(target) = Target::start("special", &["waiting"]) else { return };

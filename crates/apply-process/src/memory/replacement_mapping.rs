@@ -275,13 +275,14 @@ impl PlannedReplacement {
         let states = |range| Pagemap::open(memory.pid()).and_then(|map| map.states(range));
         let used = states(self.mapping.range)?;
         let there = states(self.range())?;
-        for block in (0..used.len()).step_by(AROUND) {
+        let page = |block: usize| {
             let end = (block + AROUND).min(used.len());
-            if let Some(page) = (block..end).find(|i| used[*i].present && !there[*i].present) {
-                // A page that cannot be read is not used.
-                let _ = memory.read(self.at + page as u64 * PAGE, &mut [0]);
-            }
-        }
+            (block..end).find(|i| used[*i].present && !there[*i].present)
+        };
+        let pages = (0..used.len()).step_by(AROUND).filter_map(page);
+        let requests: Vec<_> = pages.map(|page| (self.at + page as u64 * PAGE, 1)).collect();
+        // A page that cannot be read is not used.
+        memory.read_many(&requests);
         Ok(())
     }
 }
