@@ -6,7 +6,7 @@ use crate::stub::StubSite;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_apply::Why;
 use restitch_procfs::{self as procfs, Mapping};
-use restitch_tracee::{Registers, StopTimes, TraceError};
+use restitch_tracee::{Registers, StopTimes, TraceError, Unborrowable};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -188,7 +188,7 @@ impl StoppedHost for Still<'_> {
         exchanges: &[Exchange],
     ) -> Result<(), ProcessError> {
         if self.0.exchanges_nothing {
-            return Err(TraceError::NothingToBorrow { pid: 1, why: "it was so chosen".into() }.into());
+            return Err(TraceError::NothingToBorrow { pid: 1, why: Unborrowable::ThereIsNone }.into());
         }
         for exchange in exchanges {
             self.0.memory.step()?;

@@ -16,7 +16,7 @@
 //!    the stop continues with the rest of its timeout, which `rt_sigreturn` would have lost; then the bytes
 //!    of stub and stack.
 
-use crate::borrow_area::Place;
+use crate::borrow_area::{Place, failed};
 use crate::error::TraceError;
 use crate::frame;
 use crate::registers::{NO_SYSTEM_CALL, PendingRestart, Registers};
@@ -25,6 +25,7 @@ use crate::status::StopKind;
 use crate::stopped::Stopped;
 use crate::stub::{BATCH_SPACE, STUB_SPACE, StubPlace};
 use crate::sys::{self, Resume};
+use crate::unborrowable::Unborrowable;
 use crate::wait::{WaitOutcome, wait_for};
 use restitch_address::{Avma, AvmaRange};
 use restitch_x86::kernel::NUMBERED_CALL;
@@ -72,12 +73,11 @@ impl Stopped {
         let pid = self.pid();
         let living = self.memory.pid();
         if restitch_procfs::thread_status(living, living)?.shadow_stack {
-            let why = "it uses a shadow stack, past which rt_sigreturn cannot lead".to_owned();
-            return Err(TraceError::NothingToBorrow { pid, why });
+            return Err(TraceError::NothingToBorrow { pid, why: Unborrowable::ShadowStack });
         }
         let stub_before = self.memory.read_vec(place.address(), place.len())?;
         place.check_bytes(pid, &stub_before)?;
-        let (mut why, mut forbidden) = ("there is none".to_owned(), None);
+        let (mut why, mut forbidden) = (Unborrowable::ThereIsNone, None);
         for index in self.candidates() {
             let filters = match self.filters(index, place) {
                 Ok(filters) => filters,
@@ -88,8 +88,7 @@ impl Stopped {
             };
             match self.plan_area(index) {
                 Ok(plan) => return Borrow::begin(self, index, place, stub_before, plan, filters),
-                Err(TraceError::NothingToBorrow { why: unfit, .. }) => why = unfit,
-                Err(error) => why = error.to_string(),
+                Err(another) => why = why.or(another),
             }
         }
         Err(forbidden.unwrap_or(TraceError::NothingToBorrow { pid, why }))
@@ -122,9 +121,16 @@ impl Stopped {
         indices
     }
 
-    /// Whether a thread could be borrowed just now, as far as its stack goes.
-    fn has_room(&self) -> bool {
-        (0..self.threads.len()).any(|index| self.plan_area(index).is_ok())
+    /// Whether no thread can be borrowed just now, as far as its stack goes, and one may be in a moment.
+    fn is_to_wait(&self) -> bool {
+        let mut passes = false;
+        for index in 0..self.threads.len() {
+            match self.plan_area(index) {
+                Ok(_) => return false,
+                Err(why) => passes |= why.passes(),
+            }
+        }
+        passes
     }
 
     /// Stops all threads of process `pid` at a moment at which one of them can be borrowed: threads that
@@ -136,7 +142,7 @@ impl Stopped {
     pub fn seize_all_to_borrow(pid: i32) -> Result<Self, TraceError> {
         let mut stopped = Self::seize_all(pid)?;
         for pause in pauses() {
-            if stopped.has_room() {
+            if !stopped.is_to_wait() {
                 break;
             }
             stopped.resume();
@@ -147,16 +153,12 @@ impl Stopped {
     }
 
     /// Where scratch space and frame go, with the bytes that are there now.
-    fn plan_area(&self, index: usize) -> Result<AreaPlan, TraceError> {
+    fn plan_area(&self, index: usize) -> Result<AreaPlan, Unborrowable> {
         let held = &self.threads[index];
-        let unfit = |why: String| TraceError::NothingToBorrow { pid: self.pid(), why };
         if sys::dispatches_calls(held.tid) {
-            return Err(unfit(format!(
-                "thread {} has its system calls handed to itself (PR_SET_SYSCALL_USER_DISPATCH); one on its behalf would end it by SIGSYS",
-                held.tid
-            )));
+            return Err(Unborrowable::CallsDispatched { tid: held.tid });
         }
-        let xsave = sys::get_xsave(held.tid)?;
+        let xsave = sys::get_xsave(held.tid).map_err(failed)?;
         let room = frame::frame_len(xsave.len()) as u64;
         let frame = (held.current.rsp - RED_ZONE - room).align_down(64);
         let area = frame - SCRATCH as u64;

@@ -16,27 +16,9 @@
 
 use crate::error::TraceError;
 use crate::stopped::Stopped;
+use crate::unborrowable::Unborrowable;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{Mapping, MappingName, PageState, Pagemap};
-
-/// Why an area cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unfit {
-    #[error(
-        "thread {tid} stands on a small stack (a coroutine's, perhaps): {needed} bytes below {below} are needed"
-    )]
-    Small { tid: i32, needed: u64, below: Avma },
-    #[error("thread {tid} has its stack in {mapping}, which others write to as well")]
-    Shared { tid: i32, mapping: String },
-    #[error("thread {tid} has its stack in {mapping}, whose pages a file system would have to bring first")]
-    OfFile { tid: i32, mapping: String },
-    #[error(
-        "thread {tid} has its stack in {mapping}, which a userfaultfd watches: whoever touches it may wait for ever"
-    )]
-    Watched { tid: i32, mapping: String },
-    #[error("thread {tid} stands on a coroutine's stack in {mapping}, below which running threads may write")]
-    NotItsOwn { tid: i32, mapping: String },
-}
 
 /// Where a thread stands.
 #[derive(Debug, Clone, Copy)]
@@ -53,20 +35,19 @@ pub(crate) struct Place {
 impl Stopped {
     /// The bytes of `place`, once it is known that they can be read and written, harming nobody and waiting
     /// for nobody.
-    pub(crate) fn fit_area(&self, place: Place) -> Result<Vec<u8>, TraceError> {
-        let maps = self.maps()?;
-        let below = mappings_of(place, &maps).map_err(|unfit| self.unfit(&unfit))?;
+    pub(crate) fn fit_area(&self, place: Place) -> Result<Vec<u8>, Unborrowable> {
+        let maps = self.maps().map_err(failed)?;
+        let below = mappings_of(place, &maps)?;
         for mapping in &below {
-            judge(place.tid, mapping, || self.states(place.area, mapping))
-                .map_err(|unfit| self.unfit(&unfit))?;
+            judge(place.tid, mapping, || self.states(place.area, mapping))?;
         }
         self.rewrite(place.area).map_err(|error| match error {
             TraceError::Watched { at, .. } => {
                 let mapping = below.into_iter().find(|mapping| mapping.range.contains(at));
                 let mapping = mapping.map_or_else(|| at.to_string(), describe);
-                self.unfit(&Unfit::Watched { tid: place.tid, mapping })
+                Unborrowable::WatchedStack { tid: place.tid, mapping }
             }
-            error => error,
+            error => failed(error),
         })
     }
 
@@ -85,27 +66,27 @@ impl Stopped {
         );
         Ok(Pagemap::open(self.memory.pid())?.states(range)?)
     }
+}
 
-    fn unfit(&self, unfit: &Unfit) -> TraceError {
-        TraceError::NothingToBorrow { pid: self.pid(), why: unfit.to_string() }
-    }
+pub(crate) fn failed(error: TraceError) -> Unborrowable {
+    Unborrowable::Failed(Box::new(error))
 }
 
 /// The mappings that the area is in.
-fn mappings_of(place: Place, maps: &[Mapping]) -> Result<Vec<&Mapping>, Unfit> {
+fn mappings_of(place: Place, maps: &[Mapping]) -> Result<Vec<&Mapping>, Unborrowable> {
     let Place { tid, area, .. } = place;
-    let small = Unfit::Small { tid, needed: area.len(), below: area.end };
+    let small = || Unborrowable::SmallStack { tid, needed: area.len(), below: area.end };
     let (mut found, mut reached) = (Vec::new(), area.start);
     for mapping in maps.iter().filter(|mapping| mapping.range.overlaps(&area)) {
         let fits = mapping.permissions.read && mapping.permissions.write;
         if mapping.range.start > reached || !fits {
-            return Err(small);
+            return Err(small());
         }
         reached = mapping.range.end;
         found.push(mapping);
     }
     if reached < area.end || found.is_empty() {
-        return Err(small);
+        return Err(small());
     }
     let is_own = |mapping: &Mapping| {
         mapping.is_special("[stack]")
@@ -113,7 +94,9 @@ fn mappings_of(place: Place, maps: &[Mapping]) -> Result<Vec<&Mapping>, Unfit> {
     };
     match found[..] {
         [mapping] if is_own(mapping) => Ok(found),
-        [.., mapping] if place.others_run => Err(Unfit::NotItsOwn { tid, mapping: describe(mapping) }),
+        [.., mapping] if place.others_run => {
+            Err(Unborrowable::NotItsOwnStack { tid, mapping: describe(mapping) })
+        }
         _ => Ok(found),
     }
 }
@@ -123,15 +106,15 @@ fn judge(
     tid: i32,
     mapping: &Mapping,
     states: impl FnOnce() -> Result<Vec<PageState>, TraceError>,
-) -> Result<(), Unfit> {
+) -> Result<(), Unborrowable> {
     if mapping.permissions.shared {
-        return Err(Unfit::Shared { tid, mapping: describe(mapping) });
+        return Err(Unborrowable::SharedStack { tid, mapping: describe(mapping) });
     }
     let is_anonymous = !matches!(mapping.name, MappingName::File { .. }) && mapping.inode == 0;
     // Who cannot be asked is not trusted.
     match is_anonymous || states().is_ok_and(|states| states.iter().all(|state| state.is_own())) {
         true => Ok(()),
-        false => Err(Unfit::OfFile { tid, mapping: describe(mapping) }),
+        false => Err(Unborrowable::StackOfFile { tid, mapping: describe(mapping) }),
     }
 }
 
@@ -169,17 +152,20 @@ mod tests {
              8000-a000 rw-p 0 00:00 0 [anon:x]\nb000-c000 rw-p 0 00:00 0 [stack]\nc000-d000 r--p 0 00:00 0\n",
         );
         let found = |from, to, run| mappings_of(place(from, to, run), &maps).map(|found| found.len());
-        assert_eq!(found(0x2000, 0x5000, false), Ok(1));
-        assert_eq!(found(0x5f00, 0x6100, false), Ok(2));
-        let small = |from, to| Err(Unfit::Small { tid: 7, needed: to - from, below: Avma::new(to) });
-        assert_eq!(found(0x1f00, 0x3000, false), small(0x1f00, 0x3000), "a guard page");
-        assert_eq!(found(0x9f00, 0xb100, false), small(0x9f00, 0xb100), "a gap");
-        assert_eq!(found(0xc000, 0xc100, false), small(0xc000, 0xc100), "not writable");
-        assert_eq!(found(0xe000, 0xf000, false), small(0xe000, 0xf000), "nothing");
+        let said = |from, to, run| found(from, to, run).map_err(|why| why.to_string());
+        assert_eq!(said(0x2000, 0x5000, false), Ok(1));
+        assert_eq!(said(0x5f00, 0x6100, false), Ok(2));
+        let small = |from: u64, to: u64| {
+            Err(Unborrowable::SmallStack { tid: 7, needed: to - from, below: Avma::new(to) }.to_string())
+        };
+        assert_eq!(said(0x1f00, 0x3000, false), small(0x1f00, 0x3000), "a guard page");
+        assert_eq!(said(0x9f00, 0xb100, false), small(0x9f00, 0xb100), "a gap");
+        assert_eq!(said(0xc000, 0xc100, false), small(0xc000, 0xc100), "not writable");
+        assert_eq!(said(0xe000, 0xf000, false), small(0xe000, 0xf000), "nothing");
         // While others run only where the thread's own data are, or the first thread's stack.
-        assert!(matches!(found(0x2000, 0x5000, true), Err(Unfit::NotItsOwn { .. })));
-        assert!(matches!(found(0x7f00, 0x8100, true), Err(Unfit::NotItsOwn { .. })));
-        assert_eq!([found(0x8100, 0x9000, true), found(0xb100, 0xb200, true)], [Ok(1), Ok(1)]);
+        assert!(matches!(found(0x2000, 0x5000, true), Err(Unborrowable::NotItsOwnStack { .. })));
+        assert!(matches!(found(0x7f00, 0x8100, true), Err(Unborrowable::NotItsOwnStack { .. })));
+        assert_eq!([said(0x8100, 0x9000, true), said(0xb100, 0xb200, true)], [Ok(1), Ok(1)]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Errors of tracing.
 
+use crate::unborrowable::Unborrowable;
 use restitch_address::Avma;
 use restitch_procfs::{Frozen, ProcError};
 
@@ -169,12 +170,13 @@ pub enum TraceError {
         why: String,
     },
     /// No thread is in a state in which it can be borrowed.
-    #[error("no thread of process {pid} can be borrowed for a system call just now: {why}; try again")]
+    #[error("no thread of process {pid} can be borrowed for a system call: {why}; {}", why.next_step())]
     NothingToBorrow {
         /// The process.
         pid: i32,
-        /// What was wrong with the last candidate.
-        why: String,
+        /// What was wrong with a candidate.
+        #[source]
+        why: Unborrowable,
     },
     /// The place for the stub is not dead executable padding.
     #[error(

@@ -51,7 +51,8 @@ fn is_readable(pipe: RawFd, until: Instant) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let mut asked = libc::pollfd { fd: pipe, events: libc::POLLIN, revents: 0 };
-        let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
+        // Rounded up.
+        let milliseconds = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
         // SAFETY: one live structure, as the count says.
         let found = unsafe { libc::poll(&raw mut asked, 1, milliseconds) };
         let interrupted = found < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;

@@ -38,7 +38,8 @@ pub fn visit<T, E: From<TraceError>>(
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        match pauses.next().filter(|_| matches!(error, TraceError::NothingToBorrow { .. })) {
+        let passes = matches!(&error, TraceError::NothingToBorrow { why, .. } if why.passes());
+        match pauses.next().filter(|_| passes) {
             Some(pause) => std::thread::sleep(pause),
             None => return Err(error.into()),
         }
