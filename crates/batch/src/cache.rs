@@ -197,9 +197,7 @@ impl Cache {
         let why = match probe(&plain) {
             Ok(()) => return Ok(plain),
             Err(said) => {
-                let words = format!(
-                    "programs do not start with it ({said}); the cache has to be on a file system without noexec, name another with --cache"
-                );
+                let words = format!("programs do not start with it ({said}); {}", way_out(&said));
                 explained(words, said)
             }
         };
@@ -448,6 +446,17 @@ fn write_agent(folder: &Path) -> Result<(), PipelineError> {
     PLATFORMS.iter().try_for_each(|platform| put(&platform_name(platform), AGENT))?;
     let empty = empty_library_32();
     PLATFORMS_32.iter().try_for_each(|platform| put(&platform_name(platform), &empty))
+}
+
+/// What can be done if programs do not start with the agent.
+fn way_out(why: &Why) -> &'static str {
+    let errno = why.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+    match errno {
+        Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (`ulimit -n`)",
+        Some(libc::EAGAIN) => "raise the limit of processes (`ulimit -u`)",
+        Some(libc::ENOMEM) => "raise the limit of memory (`ulimit -v`), or free some",
+        _ => "the cache has to be on a file system without noexec, name another with --cache",
+    }
 }
 
 /// Whether a shell starts with the agent at `path` and has it in its memory; else what was said.

@@ -88,6 +88,21 @@ fn a_killed_session_leaves_nothing_that_hurts_or_stays() {
     assert_eq!(batch.kinds(&throw), (0, 2));
 }
 
+/// The C library in front of the agent is relocated behind it, and unwinders ask it, which knows no copies.
+#[test]
+fn programs_that_preload_the_c_library_run_as_ever() {
+    let Some(throw) = compiled(&program("throw.cc"), &["-O2"]) else { return };
+    let batch = Batch::new();
+    batch.optimize(std::slice::from_ref(&throw));
+    for agent in ["librestitch-preload.so", "librestitch-$PLATFORM.so"] {
+        let agent = batch.cache().join("v1").join(agent);
+        for list in [format!("libc.so.6:{}", agent.display()), format!("{}:libc.so.6", agent.display())] {
+            let done = finish(Command::new(&throw).args(["--seconds", "0.2"]).env("LD_PRELOAD", &list));
+            assert_eq!((done.status.code(), &*done.stderr), (Some(42), ""), "{list}: {}", done.status);
+        }
+    }
+}
+
 #[test]
 fn a_program_that_is_replaced_meanwhile_is_never_run_in_its_predecessors_code() {
     let sources = ["throw.cc", "virt.cc"];

@@ -109,11 +109,13 @@ pub static ITERATE_OBJECTS: Next = Next::new(b"dl_iterate_phdr\0");
 pub static FIND_SYMBOL: Next = Next::new(b"dladdr\0");
 pub static FIND_SYMBOL1: Next = Next::new(b"dladdr1\0");
 
-/// Finds all, while the process is in one thread and no signal handler runs.
-pub fn find() {
+/// Finds all, while the process is in one thread and no signal handler runs. Whether this library stands in
+/// front of the C library: else unwinders ask that one, which knows of no versions.
+pub fn find() -> bool {
     for next in [&FIND_OBJECT, &ITERATE_OBJECTS, &FIND_SYMBOL, &FIND_SYMBOL1] {
         next.find();
     }
+    ITERATE_OBJECTS.get() != 0
 }
 
 /// Whether this is glibc, of a version that tells about threads, and the process has but one.

@@ -9,6 +9,7 @@
 //! error reported. Where anything is not as expected, the process runs its original code.
 #![no_std]
 
+mod bytes;
 #[path = "../src/content.rs"]
 mod content;
 mod environment;
@@ -36,11 +37,13 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 /// Runs once, when the loader has mapped and relocated everything and initializes libraries.
 extern "C" fn start() {
-    libc::find();
+    let is_in_front = libc::find();
     exec::find();
     versions::find_own_path();
     libc::initialized();
-    overlay::install_all();
+    if is_in_front {
+        overlay::install_all();
+    }
     overlay::tell();
 }
 
