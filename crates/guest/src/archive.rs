@@ -12,7 +12,7 @@ use crate::Result;
 use crate::cache::Cache;
 use crate::command::{finish, pipe, run, tail};
 use crate::error::Error;
-use crate::packages::{Family, Pinned, SUITES, Suite};
+use crate::packages::{Family, NEWER, Pinned, SUITES, Suite};
 
 /// Where the keys are that Debian's archives are signed with.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -44,6 +44,7 @@ impl Archive {
         }
         archive.write("installed", "")?;
         archive.write("sources.list", &sources(&mirrors()?)?)?;
+        archive.write("preferences", &preferences())?;
         archive.write("apt.conf", &archive.configuration())?;
         Ok(archive)
     }
@@ -58,7 +59,7 @@ impl Archive {
         let lines = [
             format!("Dir::Etc::sourcelist \"{folder}/sources.list\""),
             format!("Dir::Etc::sourceparts \"{folder}/none\""),
-            format!("Dir::Etc::preferences \"{folder}/none/preferences\""),
+            format!("Dir::Etc::preferences \"{folder}/preferences\""),
             format!("Dir::Etc::preferencesparts \"{folder}/none\""),
             format!("Dir::State \"{folder}\""),
             format!("Dir::State::lists \"{folder}/lists\""),
@@ -229,6 +230,11 @@ fn mirrors_in(text: &str) -> Mirrors {
         }
     }
     found
+}
+
+/// Which suites come last, unless they are asked for by name: as for backports.
+fn preferences() -> String {
+    format!("Package: *\nPin: release n={NEWER}\nPin-Priority: 100\n")
 }
 
 /// The sources list.

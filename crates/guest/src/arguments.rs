@@ -9,10 +9,12 @@ use restitch_guest::{Error, FileIn, Result, Source};
 pub(crate) const HELP: &str = "\
 restitch-guest run [OPTIONS] (--script FILE | -- COMMAND...)
 restitch-guest view [OPTIONS] --to FOLDER
+restitch-guest module [--kernel LINE]
 restitch-guest fetch [--kernel LINE]
 
 run    boots a kernel of the distribution under QEMU and runs a script or a command in it
 view   copies what the kernel says of itself into a folder (kallsyms, kcore, BTF, ...), for analysis
+module builds the control module of kernel/module for the kernel, and prints where it is
 fetch  fetches QEMU and the kernel, and prints where they are
 
   --kernel LINE         6.1 (default), 6.12 or 7.3
@@ -38,6 +40,7 @@ The cache is in the folder that RESTITCH_GUEST_CACHE names, else ~/.cache/restit
 pub(crate) enum Action {
     Run,
     View,
+    Module,
     Fetch,
     Help,
 }
@@ -69,9 +72,10 @@ impl Options {
         let action = match arguments.next().as_deref() {
             Some("run") => Action::Run,
             Some("view") => Action::View,
+            Some("module") => Action::Module,
             Some("fetch") => Action::Fetch,
             Some("--help" | "-h" | "help") => Action::Help,
-            _ => return Err(usage("say run, view or fetch; --help says more")),
+            _ => return Err(usage("say run, view, module or fetch; --help says more")),
         };
         let mut options = Self::defaults(action);
         while let Some(name) = arguments.next() {

@@ -16,7 +16,7 @@ fn package_of(program: &str) -> &'static str {
         "mke2fs" => "e2fsprogs",
         "xz" => "xz-utils",
         "gcc" => "gcc and libc6-dev",
-        "setpriv" => "util-linux",
+        "setpriv" | "unshare" => "util-linux",
         _ => "the package that has it",
     }
 }

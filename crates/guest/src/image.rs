@@ -55,7 +55,8 @@ pub(crate) fn short_hash(content: &[u8]) -> String {
     Sha256::digest(content).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn prepare(tree: &Path) -> Result<()> {
+/// Makes the folders at the top of a distribution.
+pub(crate) fn prepare(tree: &Path) -> Result<()> {
     for name in MERGED {
         let folder = tree.join("usr").join(name);
         fs::create_dir_all(&folder).map_err(Error::file("make the folder", &folder))?;

@@ -110,7 +110,7 @@ fn fetch_kernel(archive: &Archive, line: &Line, to: &Path) -> Result<String> {
 }
 
 /// A version as a part of a file's name.
-fn file_name(version: &str) -> String {
+pub(crate) fn file_name(version: &str) -> String {
     version.replace([':', '/', '~'], "-")
 }
 

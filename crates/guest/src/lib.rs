@@ -4,6 +4,7 @@
 //! The user opens a [`Lab`] (a cache folder), asks it for a [`Kernel`], and runs a [`Job`] in a [`Guest`]:
 //! [`Guest::run`]. [`take_view`] copies what a kernel says of itself into a folder, for analysis without a
 //! guest. [`Plugin`] counts what a guest executes, exactly, in windows that the guest marks.
+//! [`build_control_module`] builds the project's kernel module for a kernel.
 //!
 //! QEMU, kernels and the programs of a guest are Debian's packages, fetched by apt into the cache with lists
 //! and state of their own: the machine's packages stay as they are. [`packages`] pins their versions. What
@@ -19,6 +20,7 @@ mod archive;
 mod cache;
 mod command;
 mod complaints;
+mod control;
 mod counts;
 mod cpio;
 mod error;
@@ -36,6 +38,7 @@ mod tar;
 mod view;
 
 pub use complaints::complaints;
+pub use control::build_control_module;
 pub use counts::{Concentration, Counts, Edge, EdgeKind, Executed, Summary};
 pub use error::Error;
 pub use guest::{Guest, Output};

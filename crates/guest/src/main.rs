@@ -9,8 +9,8 @@ use std::process::ExitCode;
 
 use arguments::{Action, HELP, Options};
 use restitch_guest::{
-    Counts, Edge, Error, Executed, Guest, Job, Kernel, Lab, Output, Plugin, Result, Window, root_image,
-    take_view,
+    Counts, Edge, Error, Executed, Guest, Job, Kernel, Lab, Output, Plugin, Result, Window,
+    build_control_module, root_image, take_view,
 };
 
 /// Exit status where a guest could not be made or did not come to its end. Those of scripts are below.
@@ -41,7 +41,7 @@ fn act(options: &Options) -> Result<u8> {
             print!("{HELP}");
             return Ok(0);
         }
-        Action::Fetch | Action::Run | Action::View => {}
+        Action::Fetch | Action::Module | Action::Run | Action::View => {}
     }
     let lab = Lab::open()?;
     let kernel = lab.kernel(&options.kernel)?;
@@ -51,6 +51,10 @@ fn act(options: &Options) -> Result<u8> {
     match &options.action {
         Action::Fetch => {
             println!("{}\n{}", lab.qemu()?.display(), kernel.image()?.display());
+            Ok(0)
+        }
+        Action::Module => {
+            println!("{}", build_control_module(&lab, &kernel)?.display());
             Ok(0)
         }
         Action::View => {

@@ -13,12 +13,17 @@ pub struct Suite {
 }
 
 /// The suites that hold what guests need. The first is the guests' own distribution.
-pub const SUITES: [Suite; 4] = [
+pub const SUITES: [Suite; 5] = [
     Suite { name: "bookworm", security: false },
     Suite { name: "bookworm-security", security: true },
     Suite { name: "bookworm-backports", security: false },
     Suite { name: "trixie-backports", security: false },
+    Suite { name: NEWER, security: false },
 ];
+
+/// A newer distribution than the guests' own, for tools that newer kernels' modules are built by. What others
+/// need comes from it last.
+pub const NEWER: &str = "trixie";
 
 /// A package with its version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +57,8 @@ pub struct Line {
     pub packages: &'static [&'static str],
     /// What the releases of this line begin and end with.
     pub family: Family,
+    /// The suite that the tools which build its modules are taken from.
+    pub tools: &'static str,
 }
 
 /// What releases of a line have in common.
@@ -71,6 +78,7 @@ pub const KERNELS: [Line; 3] = [
         version: "6.1.192-2",
         packages: &["linux-image-"],
         family: Family { begin: "6.1.0-", end: "-cloud-amd64" },
+        tools: "bookworm-security",
     },
     Line {
         name: "6.12",
@@ -78,6 +86,7 @@ pub const KERNELS: [Line; 3] = [
         version: "6.12.95-1~bpo12+1",
         packages: &["linux-image-"],
         family: Family { begin: "6.12.", end: "-cloud-amd64" },
+        tools: "bookworm-backports",
     },
     Line {
         name: "7.3",
@@ -85,5 +94,6 @@ pub const KERNELS: [Line; 3] = [
         version: "7.3.4-1~bpo13+1",
         packages: &["linux-binary-", "linux-base-", "linux-modules-"],
         family: Family { begin: "7.3.", end: "-cloud-amd64" },
+        tools: NEWER,
     },
 ];

@@ -5,7 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use restitch_guest::{
-    Counts, EdgeKind, Error, FileIn, Guest, Job, Kernel, Lab, Output, Plugin, Source, root_image, take_view,
+    Counts, EdgeKind, Error, FileIn, Guest, Job, Kernel, Lab, Output, Plugin, Source, build_control_module,
+    root_image, take_view,
 };
 use restitch_testkit::{scratch, skip_unsupported};
 
@@ -159,6 +160,24 @@ fn memory_at(core: &[u8], address: u64) -> Option<&[u8]> {
         .find(|&(at, begin)| address.checked_sub(begin).is_some_and(|offset| offset < word(at + 32)))?;
     let begin = (word(at + 8) + (address - begin)) as usize;
     Some(&core[begin..])
+}
+
+#[test]
+fn the_control_module_is_built_without_warnings_and_the_kernel_takes_it_and_gives_it_back() {
+    let Bench { lab, kernel } = had!(bench());
+    let module = had!(build_control_module(&lab, &kernel));
+    let module = FileIn { guest: "/control.ko".into(), source: Source::Path(module), executable: false };
+    let job = Job {
+        script:
+            "insmod /control.ko && cat /dev/restitch-kernel; echo 'enable nothing' >/dev/restitch-kernel; \
+                 rmmod restitch-kernel && echo gone"
+                .into(),
+        files_in: vec![module],
+        files_out: Vec::new(),
+    };
+    let output = had!(Guest::new(&lab, &kernel).run(&job));
+    // No group is registered, so none of that name can be enabled.
+    assert_eq!(output.text, "sh: write error: No such file or directory\ngone\n", "{}", output.console);
 }
 
 /// The program of the counting test, compiled.
