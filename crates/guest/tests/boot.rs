@@ -1,42 +1,17 @@
 //! A stock kernel in a guest: what a job gets and gives, and what is said when it does not come to its end.
 
+mod common;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use common::{Bench, address_of, bench, had, line, memory_at};
 use restitch_guest::{
-    Counts, EdgeKind, Error, FileIn, Guest, Job, Kernel, Lab, Output, Plugin, Source, build_control_module,
-    root_image, take_view,
+    Counts, EdgeKind, Error, FileIn, Guest, Job, Output, Plugin, Source, build_control_module, root_image,
+    take_view,
 };
 use restitch_testkit::{scratch, skip_unsupported};
-
-/// The kernel of these tests, unless `RESTITCH_GUEST_KERNEL` names another line: `bench/verify/guests.py`
-/// takes all in turn.
-fn line() -> String {
-    std::env::var("RESTITCH_GUEST_KERNEL").unwrap_or_else(|_| "6.1".into())
-}
-
-/// The value, or the end of the test if packages or programs are not to be had here.
-macro_rules! had {
-    ($made:expr) => {
-        match $made {
-            Ok(value) => value,
-            Err(error) if error.is_missing() => skip_unsupported!("{error}"),
-            Err(error) => panic!("{error}"),
-        }
-    };
-}
-
-struct Bench {
-    lab: Lab,
-    kernel: Kernel,
-}
-
-fn bench() -> Result<Bench, Error> {
-    let lab = Lab::open()?;
-    let kernel = lab.kernel(&line())?;
-    Ok(Bench { lab, kernel })
-}
 
 fn script(text: &str) -> Job {
     Job { script: text.into(), ..Job::default() }
@@ -121,13 +96,6 @@ fn what_a_script_printed_is_said_if_its_guest_ends_before_it() {
     assert!(text.contains("the script printed: so far") && text.contains("Power down"), "{text}");
 }
 
-/// The address of a symbol in a view.
-fn address_of(view: &Path, symbol: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(view.join("proc/kallsyms")).unwrap();
-    let line = text.lines().find(|line| line.split_whitespace().nth(2) == Some(symbol))?;
-    u64::from_str_radix(line.split_whitespace().next()?, 16).ok()
-}
-
 #[test]
 fn a_view_has_the_symbols_and_the_memory_of_the_kernel() {
     let Bench { lab, kernel } = had!(bench());
@@ -148,18 +116,6 @@ fn a_view_has_the_symbols_and_the_memory_of_the_kernel() {
     // Text of a module is there too.
     let module = address_of(&view, "virtblk_done").unwrap();
     assert!(memory_at(&core, module).unwrap()[..16].iter().any(|&byte| byte != 0));
-}
-
-/// What a core file has from an address on.
-fn memory_at(core: &[u8], address: u64) -> Option<&[u8]> {
-    let word = |at: usize| u64::from_le_bytes(core[at..at + 8].try_into().unwrap());
-    let count = usize::from(u16::from_le_bytes([core[56], core[57]]));
-    let headers = (0..count).map(|at| 64 + 56 * at).filter(|&at| core[at] == 1);
-    let (at, begin) = headers
-        .map(|at| (at, word(at + 16)))
-        .find(|&(at, begin)| address.checked_sub(begin).is_some_and(|offset| offset < word(at + 32)))?;
-    let begin = (word(at + 8) + (address - begin)) as usize;
-    Some(&core[begin..])
 }
 
 #[test]

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Proves that group modules do what the kernel's own code does, in stock kernels with one and with two processors: the poll path, reads and writes of pipes,
+what arrives over loopback TCP, and reads of ext4 files, all blocks reversed, all groups at once. Programs that know every result run meanwhile; the groups
+come into force and out of it, with event tracing and the function tracer going on and off; holders of groups are killed at random moments; probes, the
+tracer and stacks name original and copy; who sleeps in a copy keeps its module. In the end the kernel's memory is as it was. A module of another boot is
+refused. No result may be wrong, and the kernel may not complain. ONLY names some of the kernels;
+SECONDS says how long groups are toggled, KILLS how many holders are killed. It needs apt, gcc and some minutes a kernel."""
+
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILT = os.path.join(ROOT, "target/debug")
+KERNELS = ("6.1", "6.12", "7.3")
+# Name, load, root and what is called from it on the hot path. Not each kernel has all of the latter.
+GROUPS = (
+    ("poll", "poll", "do_sys_poll", "poll_freewait poll_select_set_timeout __fdget fput"),
+    ("pipe_in", "pipe", "pipe_write", "copy_page_from_iter anon_pipe_write"),
+    ("pipe_out", "pipe", "pipe_read", "copy_page_to_iter anon_pipe_read"),
+    ("tcp", "tcp", "tcp_v4_rcv", "tcp_v4_do_rcv tcp_rcv_established tcp_ack tcp_data_queue tcp_queue_rcv tcp_rcv_state_process"),
+    ("file", "file", "ext4_file_read_iter", "generic_file_read_iter filemap_read filemap_get_pages filemap_get_read_batch touch_atime"),
+)
+SECONDS, KILLS = int(os.environ.get("SECONDS", "30")), int(os.environ.get("KILLS", "30"))
+
+
+class Failed(Exception):
+    """It is not true."""
+
+
+def run(command, **more):
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+    if result.returncode:
+        raise Failed(f"{' '.join(command[:6])} ...: {result.stdout[-3000:]}{result.stderr[-3000:]}")
+    return result.stdout
+
+
+def guest(action, kernel, *options):
+    return run([os.path.join(BUILT, "restitch-guest"), action, "--kernel", kernel, *options])
+
+
+def program(folder, name):
+    """A program of tests/guest that needs no library."""
+    to = os.path.join(folder, name)
+    run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o", to, f"tests/guest/{name}.c"])
+    return to
+
+
+class View:
+    """What a kernel has said of itself."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.symbols = {}
+        with open(os.path.join(folder, "proc/kallsyms"), encoding="ascii") as lines:
+            for line in lines:
+                words = line.split()
+                if len(words) == 3:
+                    self.symbols.setdefault(words[2], set()).add(int(words[0], 16))
+        self.places = sorted({place for places in self.symbols.values() for place in places})
+
+    def has(self, name):
+        """Whether there is one function of that name."""
+        return len(self.symbols.get(name, ())) == 1
+
+    def extent(self, name):
+        """Address and length of a function, filler included."""
+        (start,) = self.symbols[name]
+        return start, next(place for place in self.places if place > start) - start
+
+    def memory(self, address, length):
+        with open(os.path.join(self.folder, "proc/kcore"), "rb") as core:
+            head = core.read(64)
+            (at,), (count,) = struct.unpack_from("<Q", head, 32), struct.unpack_from("<H", head, 56)
+            for number in range(count):
+                core.seek(at + 56 * number)
+                kind, _, offset, start, _, size = struct.unpack("<IIQQQQ", core.read(40 + 8)[:40])
+                if kind == 1 and start <= address and address + length <= start + size:
+                    core.seek(offset + address - start)
+                    return core.read(length)
+        raise Failed(f"{address:x} is not in the view")
+
+
+class Bench:
+    """A kernel, and what its guests get."""
+
+    def __init__(self, kernel, folder):
+        self.kernel, self.folder = kernel, folder
+        self.control = guest("module", kernel).strip()
+        self.programs = {name: program(folder, name) for name in ("loads", "groups")}
+
+    def view(self, processors):
+        folder = os.path.join(self.folder, f"view-{processors}")
+        guest("view", self.kernel, "--append", "nokaslr", "--processors", str(processors), "--to", folder)
+        return View(folder)
+
+    def group(self, view, name, functions):
+        """Writes the group module of functions."""
+        to = os.path.join(self.folder, f"{name}.ko")
+        maker = os.path.join(BUILT, "examples/copy")
+        said = run([maker, view.folder, self.control, to, name, "reversed", *functions], env={**os.environ, "RUST_BACKTRACE": "0"})
+        print(f"  {self.kernel}: {name}: {' '.join(functions)}: {said.strip()}", flush=True)
+        return to
+
+    def text(self, name, text):
+        to = os.path.join(self.folder, name)
+        with open(to, "w", encoding="ascii") as file:
+            file.write(text)
+        return to
+
+    def files(self, view):
+        """Options of a guest that has all groups: files and where they go."""
+        roots, memory, files = "", "", [(self.control, "/control.ko"), (self.programs["loads"], "/loads"), (self.programs["groups"], "/groups/programs")]
+        for name, load, root, more in GROUPS:
+            if not view.has(root) and view.has(more.split()[-1]):
+                root = more.split()[-1]
+            functions = [root, *(each for each in more.split() if each != root and view.has(each))]
+            files.append((self.group(view, name, functions), f"/groups/{name}.ko"))
+            roots += f"{name} {root} {load}\n"
+            for function in functions:
+                address, length = view.extent(function)
+                memory += f"{address:x} {length} {hashlib.sha256(view.memory(address, length)).hexdigest()} {function}\n"
+        files += [(self.text("roots", roots), "/roots"), (self.text("memory", memory), "/memory")]
+        return [word for host, there in files for word in ("--in", f"{host}:{there}")]
+
+    def prove(self, processors):
+        files = self.files(self.view(processors))
+        with open(os.path.join(ROOT, "tests/guest/groups.sh"), encoding="ascii") as lines:
+            script = self.text("script", f"SECONDS={SECONDS} KILLS={KILLS}\n{lines.read()}")
+        said = guest("run", self.kernel, "--append", "nokaslr", "--processors", str(processors), "--packages", "kmod", *files, "--script", script)
+        print("".join(f"  {line}\n" for line in said.splitlines()), end="", flush=True)
+        if said.splitlines()[-1:] != ["all held"]:
+            raise Failed("it did not come to its end")
+        return files
+
+    def refuse(self, files):
+        """With the kernel at another address, its memory is elsewhere."""
+        script = "insmod /control.ko && insmod /groups/poll.ko 2>&1; cat /dev/restitch-kernel; echo end"
+        said = guest("run", self.kernel, *files, "--", "sh", "-c", script)
+        if not said.endswith("invalid module format\nend\n"):
+            raise Failed(f"a module of another boot is taken: {said}")
+
+
+def prove(kernel):
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(kernel, folder)
+        for processors in (1, 2):
+            files = bench.prove(processors)
+            print(f"{kernel}: {processors} processor{'s'[:processors - 1]}: ok", flush=True)
+        bench.refuse(files)
+        print(f"{kernel}: a module of another boot is refused: ok", flush=True)
+
+
+def main():
+    only = os.environ.get("ONLY", "").split()
+    run(["cargo", "build", "-q", "-p", "restitch-guest", "-p", "restitch-kernel-group", "--bins", "--examples"])
+    bad = []
+    for kernel in KERNELS:
+        if only and kernel not in only:
+            continue
+        try:
+            prove(kernel)
+        except Failed as problem:
+            bad.append(kernel)
+            print(f"{kernel}: FAILED: {problem}", file=sys.stderr, flush=True)
+    if bad:
+        sys.exit(1)
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()

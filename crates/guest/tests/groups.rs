@@ -1,0 +1,116 @@
+//! Group modules in a stock kernel: copies of the poll path, in force under a load that knows every result.
+//! All paths and all kernels are in `bench/verify/kernel_groups.py`.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Bench, address_of, bench, had, memory_at};
+use restitch_guest::{Error, FileIn, Guest, Job, Source, build_control_module, take_view};
+use restitch_testkit::{scratch, skip_unsupported};
+use sha2::{Digest, Sha256};
+
+/// The function whose callers are led to the copy, and what it calls, where this kernel has it.
+const FUNCTIONS: [&str; 5] = ["do_sys_poll", "poll_freewait", "poll_select_set_timeout", "__fdget", "fput"];
+/// How long the group is toggled, with and without tracing, in seconds; holders that are killed.
+const SETTINGS: &str = "SECONDS=5 KILLS=5\n";
+const SCRIPT: &str = include_str!("../../../tests/guest/groups.sh");
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A program of `tests/guest` for the guest; none without a compiler.
+fn program(name: &str, guest: &str, folder: &Path) -> Option<FileIn> {
+    let to = folder.join(name);
+    let mut gcc = Command::new(restitch_testkit::find_program("gcc")?);
+    gcc.args(["-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&to);
+    let output = gcc.arg(root().join(format!("tests/guest/{name}.c"))).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(file(guest, Source::Path(to)))
+}
+
+fn file(guest: &str, source: Source) -> FileIn {
+    FileIn { guest: guest.into(), source, executable: true }
+}
+
+/// The group module of functions in a view, their blocks reversed.
+fn group(view: &Path, control: &Path, functions: &[&str]) -> PathBuf {
+    let to = view.with_file_name("poll.ko");
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["run", "-q", "-p", "restitch-kernel-group", "--example", "copy", "--"]);
+    command.arg(view).arg(control).arg(&to).args(["poll", "reversed"]).args(functions);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    to
+}
+
+/// A line for each function: address, length, the checksum of its bytes, and name.
+fn memory(view: &Path, functions: &[&str]) -> String {
+    let core = std::fs::read(view.join("proc/kcore")).unwrap();
+    let text = std::fs::read_to_string(view.join("proc/kallsyms")).unwrap();
+    let places = text.lines().filter_map(|line| u64::from_str_radix(line.split(' ').next()?, 16).ok());
+    let places: std::collections::BTreeSet<u64> = places.collect();
+    let line = |name: &&str| {
+        let start = address_of(view, name).unwrap();
+        let len = places.range(start + 1..).next().unwrap() - start;
+        let bytes = &memory_at(&core, start).unwrap()[..len as usize];
+        let sum: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{start:x} {len} {sum} {name}\n")
+    };
+    functions.iter().map(line).collect()
+}
+
+/// What guests get.
+struct Given {
+    view: PathBuf,
+    files: Vec<FileIn>,
+}
+
+/// All files, made for a guest of two processors; none without a compiler for its programs.
+fn given(Bench { lab, kernel }: &Bench, folder: &Path) -> Result<Option<Given>, Error> {
+    let programs =
+        [("loads", "/loads"), ("groups", "/groups/programs")].map(|(name, to)| program(name, to, folder));
+    let [Some(loads), Some(groups)] = programs else { return Ok(None) };
+    let control = build_control_module(lab, kernel)?;
+    let view = folder.join("view");
+    // Lock prefixes are taken out where there is one processor only: as many as in the run.
+    take_view(&Guest::new(lab, kernel).append("nokaslr").processors(2), kernel, &view)?;
+    let functions = FUNCTIONS.into_iter().filter(|name| address_of(&view, name).is_some());
+    let functions: Vec<&str> = functions.collect();
+    let group = group(&view, &control, &functions);
+    let memory = memory(&view, &functions);
+    let files = vec![
+        loads,
+        groups,
+        file("/control.ko", Source::Path(control)),
+        file("/groups/poll.ko", Source::Path(group)),
+        file("/roots", Source::Bytes(b"poll do_sys_poll poll\n".to_vec())),
+        file("/memory", Source::Bytes(memory.into_bytes())),
+    ];
+    Ok(Some(Given { view, files }))
+}
+
+#[test]
+fn copies_in_force_do_what_the_kernel_does_and_leave_it_as_it_was() {
+    let bench = had!(bench());
+    let folder = scratch();
+    let Some(Given { view, files }) = had!(given(&bench, folder.path())) else {
+        skip_unsupported!("gcc is not available");
+    };
+    let Bench { lab, kernel } = &bench;
+    let run = |guest: Guest<'_>, script: String| {
+        guest.run(&Job { script, files_in: files.clone(), files_out: Vec::new() }).unwrap().text
+    };
+    let text = run(Guest::new(lab, kernel).append("nokaslr").processors(2), format!("{SETTINGS}{SCRIPT}"));
+    assert!(text.ends_with("all held\n"), "{text}");
+
+    // Addresses are others in a boot of its own choice: the group is refused.
+    let moved = "grep -w do_sys_poll /proc/kallsyms; insmod /control.ko; insmod /groups/poll.ko && echo taken; \
+                 cat /dev/restitch-kernel; echo end";
+    let text = run(Guest::new(lab, kernel).processors(2), moved.into());
+    let there = format!("{:x} ", address_of(&view, "do_sys_poll").unwrap());
+    assert!(!text.starts_with(&there), "{text}");
+    assert!(text.ends_with("invalid module format\nend\n") && !text.contains("taken"), "{text}");
+}
