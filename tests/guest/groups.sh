@@ -7,8 +7,8 @@
 #
 #	ADDRESS LENGTH SHA256 NAME
 #
-# SECONDS, KILLS: how long the groups are toggled, how many holders are killed. Prints a line for each thing that held;
-# the last is `all held`. Whatever does not hold ends it.
+# SECONDS, KILLS: how long the groups are toggled, how many holders are killed; CONTROL: options of the control module.
+# Prints a line for each thing that held; the last is `all held`. Whatever does not hold ends it.
 TRACING=/sys/kernel/tracing
 DEVICE=/dev/restitch-kernel
 NAMES=$(cut -d ' ' -f 1 /roots)
@@ -100,7 +100,7 @@ find_image
 same_memory
 held "the functions are as in the view that the groups were made from"
 
-insmod /control.ko || failed "the control module is not taken"
+insmod /control.ko ${CONTROL-} || failed "the control module is not taken"
 for name in $NAMES; do
     insmod "/groups/$name.ko" || failed "$name is not taken"
     state "$name" registered || failed "$name is not registered"
