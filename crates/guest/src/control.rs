@@ -48,13 +48,15 @@ pub fn build_control_module(lab: &Lab, kernel: &Kernel) -> Result<PathBuf> {
     let all: String = SOURCES.iter().flat_map(|(name, text)| [*name, *text]).chain([RECIPE]).collect();
     let name = format!("control-{}-{}", kernel.release(), short_hash(all.as_bytes()));
     let folder = lab.cache().entry(&name, |to| {
+        let namespaces = namespaces()?;
         let root = tools(lab, kernel)?;
         for (file, text) in SOURCES {
             let path = to.join(file);
             fs::write(&path, text).map_err(Error::file("write", &path))?;
         }
         let headers = format!("/usr/src/linux-headers-{}", kernel.release());
-        let printed = run(in_root(&root, to).args(["make", "-C", &headers, "M=/mnt", "modules"]))?;
+        let printed =
+            run(in_root(namespaces, &root, to).args(["make", "-C", &headers, "M=/mnt", "modules"]))?;
         without_warnings(&String::from_utf8_lossy(&printed))
     })?;
     Ok(folder.join(MODULE))
@@ -62,7 +64,6 @@ pub fn build_control_module(lab: &Lab, kernel: &Kernel) -> Result<PathBuf> {
 
 /// The folder with the headers of a kernel, the compiler that it was built by, and all that these need.
 fn tools(lab: &Lab, kernel: &Kernel) -> Result<PathBuf> {
-    can_change_root()?;
     let line = line_of(kernel)?;
     let headers = format!("linux-headers-{}", kernel.release());
     let headers = if kernel.stands_in() { headers } else { format!("{headers}={}", line.version) };
@@ -85,26 +86,29 @@ fn line_of(kernel: &Kernel) -> Result<&'static Line> {
     line.ok_or_else(|| Error::Usage(format!("there is no kernel {}", kernel.line())))
 }
 
-/// Whether this user may have another root, for a moment of its own.
-fn can_change_root() -> Result<()> {
-    let output = finish(Command::new("unshare").args(NAMESPACES).arg("true"))?;
-    if output.status.success() {
-        return Ok(());
+/// Mounts that end with the process: by the right to make them, or else by one that is had in a namespace.
+const NAMESPACES: [&[&str]; 2] = [&["--mount"], &["--user", "--map-root-user", "--mount"]];
+
+/// How this user has another root, for a moment of its own.
+fn namespaces() -> Result<&'static [&'static str]> {
+    let mut said = String::new();
+    for words in NAMESPACES {
+        let output = finish(Command::new("unshare").args(words).arg("true"))?;
+        if output.status.success() {
+            return Ok(words);
+        }
+        said = tail(&String::from_utf8_lossy(&output.stderr), 300);
     }
-    let said = tail(&String::from_utf8_lossy(&output.stderr), 300);
     Err(Error::missing(
         format!("modules are built in a root of their own, which cannot be had here ({said})"),
         "run as root, or allow user namespaces",
     ))
 }
 
-/// Mounts that end with the process, and the right to make them.
-const NAMESPACES: [&str; 3] = ["--user", "--map-root-user", "--mount"];
-
 /// A command in another root, behind whose name words may be added.
-fn in_root(root: &Path, folder: &Path) -> Command {
+fn in_root(namespaces: &[&str], root: &Path, folder: &Path) -> Command {
     let mut command = Command::new("unshare");
-    command.args(NAMESPACES).args(["sh", "-c", IN_ROOT, "sh"]).arg(root).arg(folder);
+    command.args(namespaces).args(["sh", "-c", IN_ROOT, "sh"]).arg(root).arg(folder);
     command.env("LC_ALL", "C").env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     command
 }
