@@ -2,7 +2,7 @@
 
 use crate::error::ProcError;
 use crate::holder::shared_path;
-use crate::maps::{Device, Mapping};
+use crate::maps::{Device, Mapping, Permissions, parse_name};
 use crate::process::maps;
 use restitch_address::{Avma, AvmaRange, FileOffset};
 use std::fs::File;
@@ -55,6 +55,10 @@ struct Query {
 
 /// `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
+/// `PROCMAP_QUERY_COVERING_OR_NEXT_VMA`.
+const COVERING_OR_NEXT: u64 = 0x10;
+/// Room for a name (`PATH_MAX`).
+const NAME: usize = 4096;
 
 impl MapsFile {
     /// That of process `pid`.
@@ -88,20 +92,11 @@ impl MapsFile {
     /// # Errors
     /// If the process has ended.
     pub fn mappings_at(&self, at: Avma) -> Result<Vec<MappedFile>, ProcError> {
-        let mut query = Query { size: size_of::<Query>() as u64, at: at.get(), ..Query::default() };
-        // SAFETY: the kernel reads and writes one structure of the size that stands in it, which lives for
-        // the call; names are not asked for.
-        let done = unsafe { libc::ioctl(self.file.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
-        if done == 0 {
-            let device = Device { major: query.major, minor: query.minor };
-            let range = AvmaRange::between(Avma::new(query.start), Avma::new(query.end));
-            let (offset, inode) = (FileOffset::new(query.offset), query.inode);
-            return Ok(vec![MappedFile { range, offset, device, inode }]);
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::ENOENT) => Ok(Vec::new()),
-            Some(libc::ENOTTY | libc::EINVAL) => {
+        let mut query = Query::about(at);
+        match self.ask(&mut query)? {
+            Answer::Found => Ok(vec![query.mapping()]),
+            Answer::Nothing => Ok(Vec::new()),
+            Answer::NotUnderstood => {
                 let file = |m: Mapping| MappedFile {
                     range: m.range,
                     offset: m.offset,
@@ -110,8 +105,87 @@ impl MapsFile {
                 };
                 Ok(maps(self.pid)?.into_iter().map(file).collect())
             }
+        }
+    }
+
+    /// The mappings that overlap `range`, as [`crate::maps`] gives them.
+    ///
+    /// # Errors
+    /// If the process has ended.
+    pub fn overlapping(&self, range: AvmaRange) -> Result<Vec<Mapping>, ProcError> {
+        let (mut found, mut at) = (Vec::new(), range.start);
+        while at < range.end {
+            let mut name = vec![0u8; NAME];
+            let mut query = Query {
+                flags: COVERING_OR_NEXT,
+                name: name.as_mut_ptr() as u64,
+                name_size: NAME as u32,
+                ..Query::about(at)
+            };
+            match self.ask(&mut query)? {
+                Answer::Found if query.start < range.end.get() => {
+                    name.truncate((query.name_size as usize).saturating_sub(1));
+                    at = Avma::new(query.end);
+                    found.push(query.line(&name));
+                }
+                Answer::Found | Answer::Nothing => break,
+                Answer::NotUnderstood => {
+                    let all = maps(self.pid)?.into_iter();
+                    return Ok(all.filter(|mapping| mapping.range.overlaps(&range)).collect());
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// `PROCMAP_QUERY`.
+    fn ask(&self, query: &mut Query) -> Result<Answer, ProcError> {
+        // SAFETY: the kernel reads and writes one structure of the size that stands in it, which lives for
+        // the call, and a name of at most `name_size` bytes where `name` points, to a buffer of that length
+        // (zero of both: none is asked for).
+        let done = unsafe { libc::ioctl(self.file.as_raw_fd(), PROCMAP_QUERY, std::ptr::from_mut(query)) };
+        if done == 0 {
+            return Ok(Answer::Found);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Ok(Answer::Nothing),
+            // (A name that is too long for the buffer, too: all lines have it.)
+            Some(libc::ENOTTY | libc::EINVAL | libc::ENAMETOOLONG) => Ok(Answer::NotUnderstood),
             _ => Err(ProcError::from_io(self.pid, &self.path, error)),
         }
+    }
+}
+
+/// What the kernel says to a query.
+enum Answer {
+    /// The query is filled.
+    Found,
+    /// There is no such mapping.
+    Nothing,
+    /// It does not know such queries.
+    NotUnderstood,
+}
+
+impl Query {
+    fn about(at: Avma) -> Self {
+        Self { size: size_of::<Self>() as u64, at: at.get(), ..Self::default() }
+    }
+
+    fn mapping(&self) -> MappedFile {
+        MappedFile {
+            range: AvmaRange::between(Avma::new(self.start), Avma::new(self.end)),
+            offset: FileOffset::new(self.offset),
+            device: Device { major: self.major, minor: self.minor },
+            inode: self.inode,
+        }
+    }
+
+    fn line(&self, name: &[u8]) -> Mapping {
+        let MappedFile { range, offset, device, inode } = self.mapping();
+        let may = |flag| self.vma_flags & flag != 0;
+        let permissions = Permissions { read: may(1), write: may(2), execute: may(4), shared: may(8) };
+        Mapping { range, permissions, offset, device, inode, name: parse_name(name) }
     }
 }
 
@@ -134,5 +208,28 @@ mod tests {
         let local = Avma::new(&raw const local as u64);
         assert_eq!(file.file_at(local).unwrap(), None, "a stack is no file");
         assert!(file.mapping_at(local).unwrap().expect("it is mapped").range.contains(local));
+    }
+
+    #[test]
+    fn mappings_of_a_range_are_as_among_all() {
+        let pid = std::process::id() as i32;
+        let file = MapsFile::open(pid).unwrap();
+        let all = maps(pid).unwrap();
+        let local = Avma::new(&raw const pid as u64);
+        let own = Avma::new(mappings_of_a_range_are_as_among_all as *const () as u64);
+        for at in [local, own] {
+            let range = AvmaRange::between(at - (1 << 20), at + (1 << 20));
+            let expected: Vec<Mapping> = all.iter().filter(|m| m.range.overlaps(&range)).cloned().collect();
+            let found = file.overlapping(range).unwrap();
+            assert!(found.iter().any(|m| m.range.contains(at)));
+            // (Other threads of the tests map and unmap.)
+            assert!(found.iter().filter(|m| expected.contains(m)).count() * 2 > expected.len(), "{found:?}");
+        }
+        let line = file.overlapping(AvmaRange::new(own, 1)).unwrap();
+        assert_eq!(
+            line.iter().collect::<Vec<_>>(),
+            all.iter().filter(|m| m.range.contains(own)).collect::<Vec<_>>()
+        );
+        assert_eq!(file.overlapping(AvmaRange::new(Avma::new(0), 4096)).unwrap(), []);
     }
 }

@@ -129,7 +129,7 @@ fn parse_permissions(text: &[u8]) -> Option<Permissions> {
     Some(Permissions { read: flag(r, b'r')?, write: flag(w, b'w')?, execute: flag(x, b'x')?, shared })
 }
 
-fn parse_name(text: &[u8]) -> MappingName {
+pub(crate) fn parse_name(text: &[u8]) -> MappingName {
     const DELETED: &[u8] = b" (deleted)";
     if text.is_empty() {
         return MappingName::Anonymous;
