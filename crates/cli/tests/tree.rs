@@ -186,6 +186,32 @@ fn a_tree_is_moved_and_given_back() {
     assert_eq!(restitch.journals(), Vec::<PathBuf>::new());
 }
 
+/// Somebody has removed the state directory while one of the processes was in a layout.
+#[test]
+fn a_member_whose_state_is_lost_is_named_and_stays() {
+    let mut forker = require!(Forker::start(), "gcc");
+    let (before, restitch) = (Restitch::new(), Restitch::new());
+    let (lost, other) = (forker.fork(), forker.fork());
+    before.attach(lost, &[]).expect(code::DONE);
+    // Its state is in a directory that the second one does not know.
+    let changed = look::differences(lost);
+    let attached = restitch.attach(forker.pid(), &["--tree"]);
+    attached.expect(code::DONE);
+    let words = attached.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains(&format!("of {lost}: process {lost}: a layout of restitch")),
+        "{}",
+        attached.stdout
+    );
+    assert!(!look::differences(other).is_empty(), "process {other} is not in the new layout");
+    assert_eq!(look::differences(lost), changed);
+    let reverted = restitch.run(&["revert", &forker.pid().to_string(), "--tree"]);
+    reverted.expect(code::DONE);
+    forker.assert_well("after revert --tree");
+    before.revert(lost).expect(code::DONE);
+    forker.assert_well("after the revert");
+}
+
 /// As HAProxy does: the first process executes itself anew and waits, and those that work have the addresses
 /// that it had before.
 #[test]

@@ -47,6 +47,8 @@ pub struct ProcessSet {
     images: ImageCache,
     /// Processes of other users that run the program, with their users: they stay as they are.
     strangers: BTreeMap<i32, [u32; 3]>,
+    /// Processes that run the program and that cannot be looked at, with the reason: they stay as well.
+    unopened: BTreeMap<i32, String>,
     /// CPU time of the processes when they joined, or when it was last asked which are busy.
     ticks: BTreeMap<i32, u64>,
 }
@@ -134,7 +136,7 @@ impl ProcessSet {
         let pid = process_of(pid)?;
         let leader = AttachedProcess::open_with(pid, dir.clone(), &mut images)?;
         let ticks = BTreeMap::from([(pid, ticks_of(pid))]);
-        let (others, strangers) = (Vec::new(), BTreeMap::new());
+        let (others, strangers, unopened) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         Ok(Self {
             leader,
             others,
@@ -144,6 +146,7 @@ impl ProcessSet {
             named: pid,
             images,
             strangers,
+            unopened,
             ticks,
         })
     }
@@ -156,6 +159,7 @@ impl ProcessSet {
     /// the set, and changed their user since.
     pub fn refresh(&mut self) -> Result<(), SessionError> {
         self.others.retain(|l| l.target().process.is_alive());
+        self.unopened.clear();
         let known: BTreeSet<i32> = self.pids().into_iter().collect();
         let users = users_of(self.named);
         let named = self.named;
@@ -169,9 +173,14 @@ impl ProcessSet {
                 self.note_stranger(candidate.pid);
                 continue;
             }
-            let Ok(live) = AttachedProcess::open_with(candidate.pid, self.dir.clone(), &mut self.images)
-            else {
-                continue;
+            let live = match AttachedProcess::open_with(candidate.pid, self.dir.clone(), &mut self.images) {
+                Ok(live) => live,
+                Err(error) => {
+                    if self.tree && candidate.is_alive() {
+                        self.unopened.insert(candidate.pid, error.to_string());
+                    }
+                    continue;
+                }
             };
             let inherited = !live.journal().versions.is_empty();
             if is_stranger && !inherited {
@@ -188,8 +197,17 @@ impl ProcessSet {
         self.strangers.extend(users_of(pid).map(|users| (pid, users)));
     }
 
-    /// What is to be said of processes of other users that run the program, if there are any.
-    pub fn left_out(&self) -> Option<String> {
+    /// What is to be said of processes that run the program and are left as they are.
+    pub fn left_out(&self) -> Vec<String> {
+        let of_others = self.of_other_users();
+        let first = self.unopened.iter().next().map(|(pid, why)| {
+            let count = self.unopened.len();
+            format!("--tree leaves {count} process(es) as they are that run the program; of {pid}: {why}")
+        });
+        of_others.into_iter().chain(first).collect()
+    }
+
+    fn of_other_users(&self) -> Option<String> {
         const MOST_NAMED: usize = 3;
         let (first, [real, effective, saved]) = self.strangers.iter().next()?;
         let named: Vec<String> = self.strangers.keys().take(MOST_NAMED).map(i32::to_string).collect();
