@@ -18,7 +18,7 @@ BUILT = os.path.join(ROOT, "target/debug")
 KERNELS = ("6.1", "6.12", "7.3")
 # Name, load, root and what is called from it on the hot path. Not each kernel has all of the latter.
 GROUPS = (
-    ("poll", "poll", "do_sys_poll", "poll_freewait poll_select_set_timeout __fdget fput"),
+    ("poll", "poll", "do_sys_poll", "poll_freewait __fdget fput"),
     ("pipe_in", "pipe", "pipe_write", "copy_page_from_iter anon_pipe_write"),
     ("pipe_out", "pipe", "pipe_read", "copy_page_to_iter anon_pipe_read"),
     ("tcp", "tcp", "tcp_v4_rcv", "tcp_v4_do_rcv tcp_rcv_established tcp_ack tcp_data_queue tcp_queue_rcv tcp_rcv_state_process"),

@@ -12,7 +12,7 @@ use restitch_testkit::{scratch, skip_unsupported};
 use sha2::{Digest, Sha256};
 
 /// The function whose callers are led to the copy, and what it calls, where this kernel has it.
-const FUNCTIONS: [&str; 5] = ["do_sys_poll", "poll_freewait", "poll_select_set_timeout", "__fdget", "fput"];
+const FUNCTIONS: [&str; 4] = ["do_sys_poll", "poll_freewait", "__fdget", "fput"];
 /// How long the group is toggled, with and without tracing, in seconds; holders that are killed.
 const SETTINGS: &str = "SECONDS=5 KILLS=5\n";
 const SCRIPT: &str = include_str!("../../../tests/guest/groups.sh");
