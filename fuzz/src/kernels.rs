@@ -75,5 +75,5 @@ fn read(core: &[u8], text: &str, lists: &Lists, types: Option<&[u8]>) -> Result<
         room.copy_from_slice(part.ok_or_else(|| Error::from(ErrorKind::UnexpectedEof))?);
         Ok(())
     };
-    Kernel::new(image(bytes, Path::new("core"), &symbols)?, &symbols, types, lists)
+    Kernel::new(image(bytes, Path::new("core"), &symbols)?, symbols, types, lists)
 }

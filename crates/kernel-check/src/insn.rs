@@ -15,6 +15,9 @@ pub(crate) const SITE_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 pub(crate) const CALL: u8 = 0xe8;
 pub(crate) const JUMP: u8 = 0xe9;
 pub(crate) const PREFIX: u8 = 0x2e;
+/// The lock prefix, and the one without a meaning that the kernel writes over it.
+const LOCK: u8 = 0xf0;
+const NO_LOCK: u8 = 0x3e;
 /// `lea 8(%rsp),%rsp` with a long displacement: drops a return address.
 pub(crate) const DROP_RETURN_ADDRESS: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x08, 0x00, 0x00, 0x00];
 
@@ -68,6 +71,19 @@ pub(crate) struct Through {
 impl Insn {
     pub(crate) fn end(&self) -> Svma {
         self.at + self.len
+    }
+
+    /// The instruction that `bytes` begin with, its lock put back, if the kernel has taken one out, as it
+    /// does while there is only one processor (`alternatives_smp_unlock`). A copy without it would be wrong
+    /// as soon as there is a second one. In place of a prefix that was no lock, one changes nothing but the
+    /// time that it takes.
+    pub(crate) fn locked(bytes: &[u8], at: Svma) -> Option<Self> {
+        let (first, rest) = bytes.split_first()?;
+        let bytes = [&[LOCK], rest].concat();
+        let mut decoder = Decoder::with_ip(64, &bytes, at.get(), DecoderOptions::NONE);
+        let insn = decoder.decode();
+        let writes = insn.has_lock_prefix() && insn.op0_kind() == OpKind::Memory;
+        (*first == NO_LOCK && !insn.is_invalid() && writes).then(|| Self::decode(&bytes, at))?
     }
 
     /// The instruction that `bytes` begin with; none if it is not understood.
@@ -206,6 +222,18 @@ mod tests {
             (&[], None),
         ] {
             assert_eq!(does_of(bytes), does, "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn a_lock_that_was_taken_out_is_put_back() {
+        let at = Svma::new(0x1000);
+        // orb $1,(%rdi)
+        let insn = Insn::locked(&[NO_LOCK, 0x80, 0x0f, 0x01, 0x90], at).unwrap();
+        assert_eq!((insn.len, &insn.form[..4]), (4, &[LOCK, 0x80, 0x0f, 0x01][..]));
+        // The same with its lock, mov %eax,(%rdi), jmp: nothing was taken out.
+        for bytes in [&[LOCK, 0x80, 0x0f, 0x01][..], &[NO_LOCK, 0x89, 0x07], &[NO_LOCK, 0xeb, 0x00], &[]] {
+            assert!(Insn::locked(bytes, at).is_none(), "{bytes:x?}");
         }
     }
 

@@ -4,9 +4,10 @@
 //! **You** hand over the finished file, the kernel ([`Kernel`]: memory and symbols), facts about it
 //! ([`KernelFacts`]), and the functions whose calls are to be led to copies. **This crate** does with the
 //! file what the kernel's loader would, and follows the copies beside the originals, instruction by
-//! instruction; what it cannot show to be equal is a [`Finding`]. [`check`] is the only way to a
-//! [`CheckedModule`]. **It does not** repair, load or read anything itself, or share code with what writes
-//! modules: it reads ELF files and tables with readers of its own and decodes with iced-x86.
+//! instruction; what it cannot show to be equal is a [`Finding`]. [`check()`], or a [`Checker`] for several
+//! files, is the only way to a [`CheckedModule`]. **It does not** repair, load or read anything itself, or
+//! share code with what writes modules: it reads ELF files and tables with readers of its own and decodes
+//! with iced-x86.
 //!
 //! What is proved, for any address that the module is loaded at:
 //! 1. From each entry, each copied instruction does what the original's does: same form, same data, same
@@ -14,6 +15,7 @@
 //! 2. Where the kernel rewrites code by the place that it stands at, the copy is in the form that the loader
 //!    expects, and listed: returns, branches through registers, static keys in their first state, static
 //!    calls, the function tracer. What lets the loader protect the original protects the copy.
+//!    A lock prefix that it takes out of its code while there is one processor is in the copy.
 //! 3. Entries about an original have one counterpart about each copy, equal in all that they say; no entry is
 //!    left over. The unwinder's rows are those of the original.
 //! 4. Each byte of code was proved, or is filler that nothing leads to.
@@ -55,7 +57,7 @@ use restitch_address::Svma;
 use std::collections::BTreeSet;
 use walk::{Pair, Walk};
 
-/// A module file that was proved. Made by [`check`] only.
+/// A module file that was proved. Made by a [`Checker`] only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedModule {
     file: Vec<u8>,
@@ -94,28 +96,48 @@ pub fn check(
     facts: &KernelFacts,
     asked: &BTreeSet<Svma>,
 ) -> Result<CheckedModule, CheckError> {
-    match examine(&file, kernel, facts, asked) {
-        Ok(report) => Ok(CheckedModule { file, report }),
-        Err(findings) => Err(CheckError { findings }),
-    }
+    Checker::new(kernel, facts)?.check(file, asked)
 }
 
-/// The phases of a check.
-fn examine(
-    file: &[u8],
-    kernel: &dyn Kernel,
-    facts: &KernelFacts,
-    asked: &BTreeSet<Svma>,
-) -> Result<CheckReport, Vec<Finding>> {
-    let one = |problem: Problem| vec![Finding::from(problem)];
-    let object = Object::parse(file).map_err(one)?;
-    sections::check(&object).map_err(one)?;
-    let original = Original::new(kernel, facts).map_err(one)?;
-    let mut report = CheckReport::default();
-    for placement in PLACEMENTS {
-        report = placed(&object, placement, kernel, &original, asked)?;
+/// What checks modules against one kernel, whose tables it has read.
+pub struct Checker<'k> {
+    kernel: &'k dyn Kernel,
+    original: Original<'k>,
+}
+
+impl<'k> Checker<'k> {
+    /// Reads the kernel's tables.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn new(kernel: &'k dyn Kernel, facts: &'k KernelFacts) -> Result<Self, CheckError> {
+        let original = Original::new(kernel, facts);
+        let original = original.map_err(|problem| CheckError { findings: vec![problem.into()] })?;
+        Ok(Self { kernel, original })
     }
-    Ok(report)
+
+    /// As [`check()`] does.
+    ///
+    /// # Errors
+    /// As [`check()`] has them.
+    pub fn check(&self, file: Vec<u8>, asked: &BTreeSet<Svma>) -> Result<CheckedModule, CheckError> {
+        match self.examine(&file, asked) {
+            Ok(report) => Ok(CheckedModule { file, report }),
+            Err(findings) => Err(CheckError { findings }),
+        }
+    }
+
+    /// The phases of a check.
+    fn examine(&self, file: &[u8], asked: &BTreeSet<Svma>) -> Result<CheckReport, Vec<Finding>> {
+        let one = |problem: Problem| vec![Finding::from(problem)];
+        let object = Object::parse(file).map_err(one)?;
+        sections::check(&object).map_err(one)?;
+        let mut report = CheckReport::default();
+        for placement in PLACEMENTS {
+            report = placed(&object, placement, self.kernel, &self.original, asked)?;
+        }
+        Ok(report)
+    }
 }
 
 /// The proof for one set of places of sections.

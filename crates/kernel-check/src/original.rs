@@ -150,7 +150,8 @@ impl<'k> Original<'k> {
         if self.is_trace(at, &bytes) {
             return Ok(Step { at, len: SITE, act: Act::Trace });
         }
-        let insn = Insn::decode(&bytes, at).ok_or(Problem::Original("is no instruction that is known"))?;
+        let insn = Insn::locked(&bytes, at).or_else(|| Insn::decode(&bytes, at));
+        let insn = insn.ok_or(Problem::Original("is no instruction that is known"))?;
         let act = match insn.does {
             Does::Return => Act::Return,
             Does::Through(through) => Act::Through(through),

@@ -192,6 +192,27 @@ fn the_form_of_modules_is_read_from_one() {
     assert!(ModuleForm::read(&file(&group())[..300]).is_err());
 }
 
+/// Kernels that start on one processor write another prefix over locks, and locks again when there is a
+/// second one: in the copy has to be the lock.
+#[test]
+fn a_lock_that_the_kernel_has_taken_out_is_in_the_copy() {
+    // lock incl (%rdi), in place of what the leaf begins with.
+    let with = |prefix: u8| {
+        let mut group = group();
+        leaf(&mut group).code.splice(0..0, [prefix, 0xff, 0x07]);
+        group
+    };
+    let (lock, no_lock) = (0xf0, 0x3e);
+    for (original, copy, is_proved) in
+        [(lock, lock, true), (no_lock, lock, true), (no_lock, no_lock, false), (lock, no_lock, false)]
+    {
+        let checked = checked(&with(copy), &Synthetic::of(&with(original), LIVE));
+        assert_eq!(checked.is_ok(), is_proved, "{original:x} {copy:x}: {checked:?}");
+        let said = checked.map_or_else(|error| error.to_string(), |_| String::new());
+        assert!(is_proved || said.contains("is not the original's"), "{said}");
+    }
+}
+
 /// What is unexpected about the end of a check that has to be refused with these words.
 fn unexpected(case: usize, said: &str, result: Result<CheckedModule, CheckError>) -> Option<String> {
     let Err(error) = result else { return Some(format!("{case} ({said}): proved")) };

@@ -110,7 +110,8 @@ impl Builder<'_> {
             let (at, len) = (step.range.start, step.range.len() as u8);
             let bug = step.bug.map(|bug| SiteKind::Bug { entry: bug.entry, goes_on: bug.goes_on });
             let exception = step.exception.map(SiteKind::Exception);
-            let sites = [step.site, bug, exception].into_iter().flatten();
+            let unlocked = step.is_unlocked.then_some(SiteKind::Unlocked);
+            let sites = [step.site, unlocked, bug, exception].into_iter().flatten();
             self.code.sites.extend(sites.map(|kind| Site { at, len, kind }));
         }
     }

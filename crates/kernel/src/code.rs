@@ -171,6 +171,9 @@ pub enum SiteKind {
         /// What it names.
         target: Svma,
     },
+    /// An instruction whose lock prefix the kernel has taken out, and puts back when there is a second
+    /// processor.
+    Unlocked,
     /// An instruction whose fault is expected.
     Exception(ExceptionEntry),
     /// A trap with an entry in the table of bugs.

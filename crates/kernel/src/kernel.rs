@@ -62,6 +62,8 @@ impl Lists {
 /// A kernel.
 #[derive(Debug)]
 pub struct Kernel {
+    /// Its names.
+    pub symbols: Symbols,
     /// Its functions.
     pub functions: Functions,
     /// What else is known of it.
@@ -85,7 +87,7 @@ impl Kernel {
         let file = source.open(core)?;
         let memory = image(|at, room| file.read_exact_at(room, at), &source.path(core), &symbols)?;
         let types = source.bytes("sys/kernel/btf/vmlinux").ok();
-        Self::new(memory, &symbols, types.as_deref(), &Lists::read(source)?)
+        Self::new(memory, symbols, types.as_deref(), &Lists::read(source)?)
     }
 
     /// A kernel of what was read.
@@ -94,14 +96,14 @@ impl Kernel {
     /// If that says too little.
     pub fn new(
         memory: Memory,
-        symbols: &Symbols,
+        symbols: Symbols,
         types: Option<&[u8]>,
         lists: &Lists,
     ) -> Result<Self, KernelError> {
-        let mut places = Places::find(symbols).ok_or_else(|| missing("names for the bounds of its text"))?;
-        let tables = Tables::read(&memory, symbols, types)?;
+        let mut places = Places::find(&symbols).ok_or_else(|| missing("names for the bounds of its text"))?;
+        let tables = Tables::read(&memory, &symbols, types)?;
         places.unprobed = lists.unprobed.as_deref().map(ranges).unwrap_or_default();
-        let functions = Functions::find(symbols, &places, |hot, cold| leads_to(&memory, hot, cold));
+        let functions = Functions::find(&symbols, &places, |hot, cold| leads_to(&memory, hot, cold));
         let traced = lists.trace_sites.as_deref().map(sites).unwrap_or_default();
         let known = Known {
             memory,
@@ -114,9 +116,10 @@ impl Kernel {
         };
         let traceable = lists.traceable.as_deref().map(first_words);
         let mut kernel = Self {
+            in_modules: symbols.in_modules,
+            symbols,
             functions,
             known,
-            in_modules: symbols.in_modules,
             users: BTreeSet::new(),
             traceable,
             notes: Vec::new(),

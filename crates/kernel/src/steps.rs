@@ -7,9 +7,9 @@ use crate::places::{Places, Thunk};
 use crate::reason::Reason;
 use crate::tables::{BugEntry, CallEntry, ExceptionEntry, KeyEntry, Tables, entries_in, entry_at};
 use restitch_address::{Svma, SvmaRange};
-use restitch_x86::kernel_code::is_quiet_trace_site;
 use restitch_x86::kernel_code::{
-    KernelInsn, key_site, scan_kernel, static_call_form, target_marker, traced_by,
+    KernelInsn, is_quiet_trace_site, is_unlocked, key_site, scan_kernel, static_call_form, target_marker,
+    traced_by,
 };
 use restitch_x86::{Flow, Naming};
 use std::collections::HashSet;
@@ -46,6 +46,8 @@ pub(crate) struct Step {
     /// An address of code or data that it names.
     pub(crate) names: Option<Svma>,
     pub(crate) is_padding: bool,
+    /// Whether its lock prefix is taken out.
+    pub(crate) is_unlocked: bool,
 }
 
 /// Reads the instructions of a function.
@@ -137,6 +139,7 @@ impl<'a> Reader<'a> {
             exception: entry_at(self.entries.exceptions, at).copied(),
             names: insn.insn.names.filter(|_| insn.insn.naming != Naming::Displacement && !insn.tells_place),
             is_padding: insn.insn.padding,
+            is_unlocked: is_unlocked(rest),
         };
         let field = insn.displacement.zip(insn.insn.names);
         step.site = field.map(|(field, target)| SiteKind::Relative { field, target });

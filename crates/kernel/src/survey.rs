@@ -83,7 +83,7 @@ impl Counts {
 
     fn add_site(&mut self, kind: &SiteKind) {
         match kind {
-            SiteKind::Trace => {}
+            SiteKind::Trace | SiteKind::Unlocked => {}
             SiteKind::Call(_) => self.calls += 1,
             SiteKind::IndirectCall(_) => self.indirect_calls += 1,
             SiteKind::StaticCall { .. } => self.static_calls += 1,

@@ -88,6 +88,8 @@ pub struct Tables {
     pub unwind: Vec<UnwindEntry>,
     /// Bytes of an entry of the bug table.
     pub bug_len: usize,
+    /// Offset in it of the flags, in 2 bytes.
+    pub bug_flags_at: u32,
     /// Offsets in it of words that point from themselves to something.
     pub bug_pointers: Vec<u32>,
     /// Where a static key says what it was made as.
@@ -156,6 +158,11 @@ impl Tables {
     /// The row of the unwinder that holds at a place.
     pub fn unwind_at(&self, at: Svma) -> Option<&UnwindEntry> {
         self.unwind[..self.unwind.partition_point(|entry| entry.at <= at)].last()
+    }
+
+    /// The rows of the unwinder that begin in a range.
+    pub fn unwind_in(&self, range: SvmaRange) -> &[UnwindEntry] {
+        entries_in(&self.unwind, range)
     }
 
     /// Whether no table says anything of a range.
@@ -295,7 +302,7 @@ impl<'a> Reader<'a> {
             Some(BugEntry { at: entry.pointer(at)?, entry: entry.at, goes_on: flags & 1 != 0 })
         };
         tables.bugs = entries.filter_map(entry).collect();
-        tables.bug_len = len;
+        (tables.bug_len, tables.bug_flags_at) = (len, flags as u32);
         let pointers = types.known.get(name).into_iter().flat_map(|structure| &structure.fields);
         let pointers = pointers.filter(|(name, _)| name.ends_with("_disp") && *name != "bug_addr_disp");
         tables.bug_pointers = pointers.map(|(_, at)| *at as u32).collect();

@@ -18,7 +18,7 @@ fn bytes_at(core: &[u8]) -> impl Fn(u64, &mut [u8]) -> Result<()> {
 
 fn read(small: &SmallKernel, core: &[u8], lists: &Lists) -> std::result::Result<Kernel, KernelError> {
     let symbols = Symbols::parse(&small.symbols, Path::new("list"))?;
-    Kernel::new(image(bytes_at(core), Path::new("core"), &symbols)?, &symbols, None, lists)
+    Kernel::new(image(bytes_at(core), Path::new("core"), &symbols)?, symbols, None, lists)
 }
 
 fn kernel(small: &SmallKernel) -> Kernel {

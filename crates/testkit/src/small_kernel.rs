@@ -175,6 +175,8 @@ impl SmallKernel {
         self.put(at + 2 * SLOT, &[0xc3, 0xcc, 0xcc, 0xcc, 0xcc]);
         self.symbol(at + 3 * SLOT, 'T', "_etext");
         self.symbol(RODATA, 'D', "__start_rodata");
+        // An exported symbol.
+        self.symbol(RODATA + 0x700, 'r', "__ksymtab_work");
         self.symbol(DATA, 'D', "__end_rodata");
         self.symbol(KEY, 'd', "key");
         self.symbol(CALL_KEY, 'D', "__SCK__called");

@@ -279,6 +279,41 @@ pub fn is_quiet_trace_site(bytes: &[u8]) -> bool {
     bytes.starts_with(&SITE_NOP)
 }
 
+/// Whether `bytes` begin with an instruction whose lock prefix a kernel has taken out, as there is only one
+/// processor (`alternatives_smp_unlock`): a prefix without a meaning (`ds`) stands there, and with
+/// [`LOCK`] in its place it is an instruction that may be locked. (If that prefix was always there, the lock
+/// makes the instruction slower, and nothing else.)
+pub fn is_unlocked(bytes: &[u8]) -> bool {
+    /// Bytes of the longest instruction.
+    const LONGEST: usize = 15;
+    if !bytes.starts_with(&[UNLOCKED]) {
+        return false;
+    }
+    let mut locked = [0; LONGEST];
+    let len = bytes.len().min(LONGEST);
+    locked[..len].copy_from_slice(&bytes[..len]);
+    locked[0] = LOCK;
+    let own = Decoder::new(64, &bytes[..len], DecoderOptions::NONE).decode();
+    let insn = Decoder::new(64, &locked[..len], DecoderOptions::NONE).decode();
+    // Decoders take a lock in front of writes of memory only.
+    !insn.is_invalid()
+        && insn.has_lock_prefix()
+        && insn.op0_kind() == OpKind::Memory
+        && (insn.code(), insn.len()) == (own.code(), own.len())
+}
+
+/// The lock prefix.
+pub const LOCK: u8 = 0xf0;
+/// What kernels write over it.
+const UNLOCKED: u8 = 0x3e;
+
+/// Whether `bytes` begin with a return to the address on the stack that does nothing else: not one that
+/// drops arguments, or that leaves an interrupt or the kernel.
+pub fn is_near_return(bytes: &[u8]) -> bool {
+    let insn = Decoder::new(64, &bytes[..bytes.len().min(SITE as usize)], DecoderOptions::NONE).decode();
+    insn.code() == Code::Retnq
+}
+
 /// The function that the function tracer's place at the start of `bytes` calls or jumps to, while somebody
 /// traces.
 pub fn traced_by(bytes: &[u8], at: Svma) -> Option<Svma> {
@@ -392,6 +427,38 @@ mod tests {
             &[0x48, 0x81, 0xff, 7, 0, 0, 0x81],
         ] {
             assert!(!decoded(bytes)[0].tells_place, "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn locks_that_are_taken_out_are_known() {
+        // lock orb $1,(%rdi); lock cmpxchg %rdx,(%rdi); lock cmpxchg16b %gs:(%rsi)
+        for bytes in [
+            &[LOCK, 0x80, 0x0f, 0x01][..],
+            &[LOCK, 0x48, 0x0f, 0xb1, 0x17],
+            &[LOCK, 0x65, 0x48, 0x0f, 0xc7, 0x0e],
+        ] {
+            assert!(!is_unlocked(bytes), "{bytes:x?}");
+            assert!(is_unlocked(&[&[UNLOCKED], &bytes[1..], &[0x90]].concat()), "{bytes:x?}");
+        }
+        // mov %eax,(%rdi); or (%rdi),%al; or %al,%al; jmp; half of an instruction
+        for bytes in [&[0x89, 0x07][..], &[0x0a, 0x07], &[0x08, 0xc0], &[0xeb, 0x00], &[0x80], &[]] {
+            assert!(!is_unlocked(&[&[UNLOCKED], bytes].concat()), "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn returns_that_do_more_are_told_apart() {
+        for (bytes, is_near) in [
+            (&[0xc3][..], true),
+            (&[0xf3, 0xc3], true),
+            (&[0xc2, 8, 0], false),
+            (&[0x48, 0xcf], false),
+            (&[0x48, 0x0f, 0x07], false),
+            (&[0xe9, 0, 0, 0, 0], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_near_return(bytes), is_near, "{bytes:x?}");
         }
     }
 

@@ -16,7 +16,7 @@ pub const LAYERS: [&[&str]; 21] = [
     &["profile"],
     &["profile-formats"],
     &["layout"],
-    &["lab"],
+    &["kernel-position", "lab"],
     &["emit"],
     &["check"],
     &["apply"],

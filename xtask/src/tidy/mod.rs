@@ -66,7 +66,7 @@ pub const RULES: [(&str, Rule); 25] = [
 pub const EDGE: [&str; 4] = ["perf", "preload", "procfs", "tracee"];
 
 /// Crates that only compute: bytes in, values out.
-pub const PURE: [&str; 15] = [
+pub const PURE: [&str; 16] = [
     "address",
     "branch-table",
     "cfi",
@@ -76,6 +76,7 @@ pub const PURE: [&str; 15] = [
     "image",
     "kernel-check",
     "kernel-group",
+    "kernel-position",
     "lab",
     "layout",
     "profile",

@@ -1,0 +1,31 @@
+//! Functions of a kernel at other places and in another order: from analysed code to a proved module file.
+//!
+//! **You** read a kernel (`restitch-kernel`) and a module file of it, make a [`Subject`] of both, and say in
+//! a [`Request`] which functions are to be copied, and in which [`Order`]. A [`Positioner`] gives the module
+//! file that `restitch-kernel-check` has proved ([`Positioned`]), with what is in it and what stays.
+//!
+//! The phases: blocks of the analysis become blocks of a group (`convert.rs`); those that control can reach
+//! in it are kept (`reach.rs`); they are put in order (`order.rs`); the file is written and proved
+//! (`position.rs`).
+//!
+//! **It does not** read files, load modules, count, or decide what is worth moving.
+//!
+//! Invariants:
+//! * No file leaves the crate but in a `CheckedModule`.
+//! * A function is copied as a whole, or stays with its reason.
+//! * Same kernel, same request: same bytes.
+
+mod block;
+mod convert;
+mod error;
+mod order;
+mod pieces;
+mod position;
+mod reach;
+mod request;
+mod subject;
+
+pub use error::{PositionError, Refused, Why};
+pub use position::{Copied, Positioned, Positioner};
+pub use request::{Order, Request};
+pub use subject::{ModuleFile, Subject};

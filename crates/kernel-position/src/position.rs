@@ -1,0 +1,212 @@
+//! From a request to a proved module file: the phases.
+
+use crate::block::BlockMaker;
+use crate::convert::Converted;
+use crate::error::{PositionError, Refused, Why};
+use crate::order::chunks;
+use crate::reach::keep_reached;
+use crate::request::Request;
+use crate::subject::Subject;
+use restitch_address::{Svma, SvmaRange};
+use restitch_kernel::FunctionId;
+use restitch_kernel_check::{CheckError, CheckedModule, Checker};
+use restitch_kernel_group::{Fixup, Function, Group, Heat, Target, write_module};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Makes and proves modules for one kernel.
+pub struct Positioner<'s> {
+    subject: &'s Subject<'s>,
+    blocks: BlockMaker<'s>,
+    checker: Checker<'s>,
+}
+
+/// A proved module file, and what is in it.
+#[derive(Debug, Clone)]
+pub struct Positioned {
+    /// The file.
+    pub module: CheckedModule,
+    /// The functions that are copied: roots first, each kind by address.
+    pub functions: Vec<Copied>,
+    /// Callees that stay where they are.
+    pub stays: Vec<Refused>,
+    /// Bytes of hot code, with what fills gaps.
+    pub hot_bytes: u64,
+    /// Bytes of cold code.
+    pub cold_bytes: u64,
+}
+
+/// A function that is copied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copied {
+    /// Its name.
+    pub name: String,
+    /// Where the original is.
+    pub address: Svma,
+    /// Whether its calls are led to the copy; else only the group's own calls go there.
+    pub is_root: bool,
+    /// Its hot blocks.
+    pub hot_blocks: usize,
+    /// Its cold ones.
+    pub cold_blocks: usize,
+}
+
+impl<'s> Positioner<'s> {
+    /// For a kernel.
+    ///
+    /// # Errors
+    /// If the checker cannot read the kernel's tables.
+    pub fn new(subject: &'s Subject<'s>) -> Result<Self, PositionError> {
+        let checker = Checker::new(subject, &subject.facts)?;
+        Ok(Self { subject, blocks: BlockMaker { kernel: subject.kernel }, checker })
+    }
+
+    /// Makes a module of a request, and proves it.
+    ///
+    /// # Errors
+    /// If a root stays where it is, the group cannot be written, or what is written cannot be proved.
+    pub fn position(&self, request: &Request) -> Result<Positioned, PositionError> {
+        let mut stays = Vec::new();
+        let mut functions = self.roots(request)?;
+        functions.extend(self.callees(request, &mut stays));
+        loop {
+            let error = match self.attempt(request, functions.clone()) {
+                Err(PositionError::Unproved(error)) => error,
+                Ok(mut positioned) => {
+                    positioned.stays.extend(stays);
+                    positioned.stays.sort_by_key(|stays| stays.address);
+                    return Ok(positioned);
+                }
+                other => return other,
+            };
+            let unproved = self.unproved(request, &error);
+            if unproved.is_empty() {
+                return Err(error.into());
+            }
+            functions.retain(|function| !unproved.contains_key(&function.id));
+            stays.extend(unproved.into_iter().map(|(id, why)| self.refused(id, why)));
+        }
+    }
+
+    /// Makes and proves a module of these functions.
+    fn attempt(&self, request: &Request, mut functions: Vec<Converted>) -> Result<Positioned, PositionError> {
+        let roots: BTreeSet<Svma> = request.roots.iter().map(|id| self.start(*id)).collect();
+        keep_reached(&mut functions, &roots);
+        let (functions, idle): (Vec<_>, Vec<_>) =
+            functions.into_iter().partition(|function| !function.blocks.is_empty());
+        let stays = idle.iter().map(|function| self.refused(function.id, Why::NotReached)).collect();
+        let group = self.group(request, functions, &roots);
+        let functions = copied(&group);
+        let written = write_module(&group, &self.subject.modules)?;
+        let module = self.checker.check(written.file, &roots)?;
+        let (hot_bytes, cold_bytes) = (written.hot_len, written.cold_len);
+        Ok(Positioned { module, functions, stays, hot_bytes, cold_bytes })
+    }
+
+    /// Callees that findings are about: without them the rest may be proved.
+    fn unproved(&self, request: &Request, error: &CheckError) -> BTreeMap<FunctionId, Why> {
+        let functions = &self.subject.kernel.functions;
+        let about = error.findings.iter().rev().filter_map(|finding| {
+            let id = functions.at(finding.original?).filter(|id| !request.roots.contains(id))?;
+            Some((id, Why::Unproved(Box::new(finding.clone()))))
+        });
+        about.filter(|(id, _)| request.callees.contains(id)).collect()
+    }
+
+    fn start(&self, id: FunctionId) -> Svma {
+        self.subject.kernel.functions.get(id).start()
+    }
+
+    /// The name that the parts that stand apart have, too (`NAME.cold`), else the first one.
+    fn name(&self, function: &restitch_kernel::Function) -> String {
+        let parts = function.parts.iter().skip(1);
+        let symbols =
+            parts.flat_map(|part| self.subject.kernel.symbols.within(SvmaRange::new(part.start, 1)));
+        let names = symbols.filter_map(|symbol| Some(symbol.name.split_once(".cold")?.0));
+        let names: Vec<&str> = names.collect();
+        let alias = function.aliases.iter().find(|alias| names.contains(&alias.as_str()));
+        alias.unwrap_or(&function.name).clone()
+    }
+
+    fn refused(&self, id: FunctionId, why: Why) -> Refused {
+        let function = self.subject.kernel.functions.get(id);
+        Refused { name: function.name.clone(), address: function.start(), why }
+    }
+
+    /// All roots, or each that stays.
+    fn roots(&self, request: &Request) -> Result<Vec<Converted>, PositionError> {
+        let (mut roots, mut refused) = (Vec::new(), Vec::new());
+        for id in request.roots.iter().copied().collect::<BTreeSet<_>>() {
+            match self.blocks.function(id) {
+                Ok(root) if request.needs_trace_sites && !self.is_traceable(&root) => {
+                    refused.push(self.refused(id, Why::Untraceable));
+                }
+                Ok(root) => roots.push(root),
+                Err(why) => refused.push(self.refused(id, why)),
+            }
+        }
+        if refused.is_empty() { Ok(roots) } else { Err(PositionError::Refused(refused)) }
+    }
+
+    fn is_traceable(&self, function: &Converted) -> bool {
+        self.subject.kernel.is_traceable(function.id, &function.code)
+    }
+
+    fn callees(&self, request: &Request, stays: &mut Vec<Refused>) -> Vec<Converted> {
+        let callees: BTreeSet<FunctionId> = request.callees.iter().copied().collect();
+        let callees = callees.into_iter().filter(|id| !request.roots.contains(id));
+        let callee = |id| self.blocks.function(id).map_err(|why| stays.push(self.refused(id, why))).ok();
+        callees.filter_map(callee).collect()
+    }
+
+    fn group(&self, request: &Request, mut functions: Vec<Converted>, roots: &BTreeSet<Svma>) -> Group {
+        own_warnings(&mut functions);
+        let entries: Vec<Svma> = functions.iter().map(|function| self.start(function.id)).collect();
+        let named = functions.iter().map(|function| {
+            let own = self.subject.kernel.functions.get(function.id);
+            let (name, address) = (self.name(own), own.start());
+            Function { name, address, is_redirected: roots.contains(&address) }
+        });
+        Group {
+            name: request.name.clone(),
+            functions: named.collect(),
+            chunks: chunks(functions, &entries, &request.order),
+            kernel: self.subject.places.clone(),
+            anchors: self.subject.anchors.clone(),
+        }
+    }
+}
+
+/// Operands that name the entry of a trap that is copied name the copy's.
+fn own_warnings(functions: &mut [Converted]) {
+    let blocks = functions.iter().flat_map(|function| &function.blocks);
+    let own: HashMap<Svma, Svma> = blocks
+        .flat_map(|block| {
+            let traps = block.made.block.warnings.iter().map(|warning| u64::from(warning.offset));
+            block.made.entries.iter().copied().zip(traps.map(|offset| block.address() + offset))
+        })
+        .collect();
+    let blocks = functions.iter_mut().flat_map(|function| &mut function.blocks);
+    for fixup in blocks.flat_map(|block| &mut block.made.block.fixups) {
+        if let Fixup::Relative { target: target @ Target::Data(_), .. } = fixup
+            && let Target::Data(to) = *target
+            && let Some(trap) = own.get(&to)
+        {
+            *target = Target::Warning(*trap);
+        }
+    }
+}
+
+/// What is in a group, by function.
+fn copied(group: &Group) -> Vec<Copied> {
+    let mut blocks: BTreeMap<usize, [usize; 2]> = BTreeMap::new();
+    for chunk in &group.chunks {
+        let is_cold = usize::from(chunk.heat == Heat::Cold);
+        blocks.entry(chunk.function).or_default()[is_cold] += chunk.blocks.len();
+    }
+    let copied = |(index, [hot_blocks, cold_blocks]): (usize, [usize; 2])| {
+        let function = &group.functions[index];
+        let (name, address) = (function.name.clone(), function.address);
+        Copied { name, address, is_root: function.is_redirected, hot_blocks, cold_blocks }
+    };
+    blocks.into_iter().map(copied).collect()
+}

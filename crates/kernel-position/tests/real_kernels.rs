@@ -1,0 +1,198 @@
+//! Functions of real kernels are copied and proved: a sample of all that can be moved, one by one, and whole
+//! closures of callees.
+//!
+//! `RESTITCH_KERNEL_VIEWS` names a folder with folders of views of kernels (`restitch-guest view` makes
+//! some); without it there is nothing to test. With `RESTITCH_KERNEL_ALL` set, all functions are looked at,
+//! and what is not proved is told by kind: that takes a release build, and some minutes a kernel.
+
+use restitch_kernel::{FunctionId, Kernel, SiteKind, Source};
+use restitch_kernel_check::ModuleForm;
+use restitch_kernel_group::ModuleFacts;
+use restitch_kernel_position::{Order, PositionError, Positioner, Request, Subject, Why};
+use restitch_testkit::skip_unsupported;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// A kernel of a view, and what its modules look like.
+struct View {
+    name: String,
+    kernel: Kernel,
+    facts: ModuleFacts,
+    form: ModuleForm,
+}
+
+impl View {
+    fn read(folder: &Path) -> Self {
+        let kernel = Kernel::read(&Source::folder(folder)).unwrap();
+        let modules = fs::read_dir(folder.join("lib/modules")).unwrap().next().unwrap().unwrap().path();
+        let example = fs::read(modules.join("virtio_blk.ko")).unwrap();
+        let mut facts = ModuleFacts::read("virtio_blk.ko", &example).unwrap();
+        if facts.has_versions() {
+            // Of the control module, which is not in the view, and of an anchor.
+            let names = ["restitch_kernel_register", "restitch_kernel_unregister", "_printk"];
+            facts.versions.extend(names.map(|name| (name.to_owned(), 0x1234)));
+        }
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        Self { name, kernel, facts, form: ModuleForm::read(&example).unwrap() }
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        Subject::of(&self.kernel, self.facts.clone(), self.form.clone()).unwrap()
+    }
+
+    /// Functions that nothing keeps in place.
+    fn movable(&self) -> Vec<FunctionId> {
+        let is_movable = |id: &FunctionId| self.kernel.reasons(*id, &self.kernel.code(*id)).is_empty();
+        self.kernel.functions.ids().filter(is_movable).collect()
+    }
+
+    fn name(&self, id: FunctionId) -> &str {
+        &self.kernel.functions.get(id).name
+    }
+}
+
+fn views() -> Option<Vec<View>> {
+    let folder = env::var_os("RESTITCH_KERNEL_VIEWS").map(PathBuf::from)?;
+    let mut folders: Vec<PathBuf> =
+        fs::read_dir(folder).unwrap().map(|folder| folder.unwrap().path()).collect();
+    folders.sort();
+    assert!(!folders.is_empty());
+    Some(folders.iter().map(|folder| View::read(folder)).collect())
+}
+
+fn request(roots: &[FunctionId], callees: &[FunctionId], order: Order) -> Request {
+    let (roots, callees) = (roots.to_vec(), callees.to_vec());
+    Request { name: "group".into(), roots, callees, order, needs_trace_sites: false }
+}
+
+/// The kind of what stands in the way, without names and places.
+fn kind(error: &PositionError) -> String {
+    match error {
+        PositionError::Refused(refused) => match &refused[0].why {
+            Why::Obstacle { obstacle, .. } => obstacle.to_string(),
+            why => why.to_string(),
+        },
+        PositionError::Unproved(error) => format!("unproved: {}", error.findings[0].problem),
+        error => error.to_string(),
+    }
+}
+
+/// What was proved, and what not, by kind.
+#[derive(Default)]
+struct Tally {
+    proved: u64,
+    instructions: u64,
+    kinds: BTreeMap<String, Vec<String>>,
+}
+
+impl Tally {
+    fn add(&mut self, name: &str, positioner: &Positioner<'_>, request: &Request) {
+        match positioner.position(request) {
+            Ok(positioned) => {
+                self.proved += 1;
+                self.instructions += positioned.module.report().instructions;
+            }
+            Err(error) => self.kinds.entry(kind(&error)).or_default().push(format!("{name}: {error}")),
+        }
+    }
+
+    fn failed(&self) -> u64 {
+        self.kinds.values().map(|texts| texts.len() as u64).sum()
+    }
+
+    fn tell(&self, what: &str) {
+        let Self { proved, instructions, kinds } = self;
+        println!("{what}: {proved} proved with {instructions} instructions, {} not", self.failed());
+        for (kind, texts) in kinds {
+            println!("  {:6} {kind}", texts.len());
+            texts.iter().take(8).for_each(|text| println!("           {text}"));
+        }
+    }
+}
+
+/// All that a function calls or goes on to directly, and so on, so many calls deep.
+fn closure(kernel: &Kernel, root: FunctionId, depth: usize) -> Vec<FunctionId> {
+    let (mut found, mut level) = (BTreeSet::from([root]), vec![root]);
+    for _ in 0..depth {
+        let callees = level.iter().flat_map(|id| callees(kernel, *id)).collect::<Vec<_>>();
+        level = callees.into_iter().filter(|callee| found.insert(*callee)).collect();
+        if level.is_empty() {
+            break;
+        }
+    }
+    found.remove(&root);
+    found.into_iter().collect()
+}
+
+fn callees(kernel: &Kernel, id: FunctionId) -> Vec<FunctionId> {
+    let code = kernel.code(id);
+    let calls = code.sites.iter().filter_map(|site| match site.kind {
+        SiteKind::Call(to) => Some(to),
+        _ => None,
+    });
+    let jumps = code.blocks.iter().filter_map(|block| block.end.target());
+    calls.chain(jumps).filter_map(|to| kernel.functions.starting_at(to)).collect()
+}
+
+/// Whether all of a kernel is looked at, and not a sample.
+fn is_whole() -> bool {
+    env::var_os("RESTITCH_KERNEL_ALL").is_some()
+}
+
+#[test]
+fn closures_of_real_kernels_are_proved_as_wholes() {
+    let Some(views) = views() else {
+        skip_unsupported!("RESTITCH_KERNEL_VIEWS names no folder with views of kernels");
+    };
+    let depth = if is_whole() { usize::MAX } else { 2 };
+    for view in &views {
+        let subject = view.subject();
+        let positioner = Positioner::new(&subject).unwrap();
+        for name in ["do_sys_poll", "tcp_v4_rcv", "vfs_read"] {
+            let root = view.kernel.find(name).unwrap();
+            let callees = closure(&view.kernel, root, depth);
+            for order in [Order::Kept, Order::Reversed] {
+                let positioned = positioner.position(&request(&[root], &callees, order)).unwrap();
+                let (copied, stay) = (positioned.functions.len(), positioned.stays.len());
+                let proved = positioned.module.report().instructions;
+                println!("{} {name}: {copied} functions, {proved} instructions; {stay} stay", view.name);
+                // The entry of the scheduler, locks and what is for the tracer stay: that is some.
+                assert!(copied > 10 && copied > 2 * stay / 3, "{copied} are copied, {stay} stay");
+                let unproved = positioned.stays.iter().find(|stays| matches!(stays.why, Why::Unproved(_)));
+                assert!(unproved.is_none(), "{unproved:?}");
+            }
+        }
+    }
+}
+
+/// What keeps functions in place that the analysis takes for movable: few, and each for a reason.
+const KNOWN: [&str; 2] = [
+    // `lea ENTRY(%rip),%edi; jmp`: a compiler has joined the ways behind two warnings.
+    "a warning or a fault of the branch at the end of a block",
+    // Code of the start, for the processor's mode of 32 bits.
+    "unproved: the instruction is none that is known",
+];
+
+#[test]
+fn functions_of_real_kernels_are_proved_one_by_one() {
+    let Some(views) = views() else {
+        skip_unsupported!("RESTITCH_KERNEL_VIEWS names no folder with views of kernels");
+    };
+    let step = if is_whole() { 1 } else { 151 };
+    for view in &views {
+        let subject = view.subject();
+        let positioner = Positioner::new(&subject).unwrap();
+        let movable = view.movable();
+        for order in [Order::Kept, Order::Reversed] {
+            let mut tally = Tally::default();
+            for id in movable.iter().step_by(step) {
+                tally.add(view.name(*id), &positioner, &request(&[*id], &[], order.clone()));
+            }
+            tally.tell(&format!("{} of {} {order:?}", movable.len(), view.name));
+            let unknown = tally.kinds.keys().find(|kind| !KNOWN.contains(&kind.as_str()));
+            assert!(unknown.is_none(), "{unknown:?}");
+            assert!(tally.proved > 200 && tally.failed() * 1000 < tally.proved);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Functions of a made-up kernel, copied and proved.
+
+use restitch_kernel::{FunctionId, Kernel, Lists, Symbols, image};
+use restitch_kernel_check::ModuleForm;
+use restitch_kernel_group::ModuleFacts;
+use restitch_kernel_position::{Order, PositionError, Positioned, Positioner, Request, Subject, Why};
+use restitch_testkit::small_kernel::SmallKernel;
+use std::io::{Error, ErrorKind};
+use std::path::Path;
+
+fn kernel(small: &SmallKernel) -> Kernel {
+    let symbols = Symbols::parse(&small.symbols, Path::new("list")).expect("symbols");
+    let core = small.core();
+    let read = |at: u64, room: &mut [u8]| {
+        let part = core.get(at as usize..).and_then(|rest| rest.get(..room.len()));
+        part.map(|part| room.copy_from_slice(part)).ok_or_else(|| Error::from(ErrorKind::UnexpectedEof))
+    };
+    let memory = image(read, Path::new("core"), &symbols).expect("memory");
+    let lists = Lists { traceable: Some(small.traceable.clone()), ..Lists::default() };
+    let mut kernel = Kernel::new(memory, symbols, None, &lists).expect("a kernel");
+    // What a kernel's types would say of records of warnings: the second word leads to the file's name.
+    let tables = &mut kernel.known.tables;
+    (tables.has_types, tables.bug_pointers) = (true, vec![4]);
+    kernel
+}
+
+const VERMAGIC: &str = "6.99.0-small SMP";
+
+fn modules() -> ModuleFacts {
+    ModuleFacts {
+        vermagic: VERMAGIC.into(),
+        name: "example".into(),
+        structure_len: 0x380,
+        structure_align: 64,
+        name_at: 24,
+        init_at: 0x138,
+        exit_at: 0x350,
+        has_retpolines: true,
+        ..ModuleFacts::default()
+    }
+}
+
+fn form() -> ModuleForm {
+    let (name_at, init_at, exit_at) = (24, 0x138, 0x350);
+    let (traces_are_calls, lists_calls) = (false, false);
+    let vermagic = VERMAGIC.into();
+    ModuleForm { vermagic, structure_len: 0x380, name_at, init_at, exit_at, traces_are_calls, lists_calls }
+}
+
+/// What is made of a kernel.
+struct Made<'k> {
+    kernel: &'k Kernel,
+    subject: Subject<'k>,
+}
+
+impl<'k> Made<'k> {
+    fn of(kernel: &'k Kernel) -> Self {
+        Self { kernel, subject: Subject::of(kernel, modules(), form()).expect("anchors") }
+    }
+
+    fn ids(&self, names: &[&str]) -> Vec<FunctionId> {
+        names.iter().map(|name| self.kernel.find(name).unwrap_or_else(|error| panic!("{error}"))).collect()
+    }
+
+    fn request(&self, roots: &[&str], callees: &[&str]) -> Request {
+        let (roots, callees) = (self.ids(roots), self.ids(callees));
+        Request { name: "group".into(), roots, callees, order: Order::Kept, needs_trace_sites: false }
+    }
+
+    fn position(&self, request: &Request) -> Result<Positioned, PositionError> {
+        Positioner::new(&self.subject)?.position(request)
+    }
+
+    fn proved(&self, roots: &[&str], callees: &[&str]) -> Positioned {
+        let request = self.request(roots, callees);
+        self.position(&request).unwrap_or_else(|error| panic!("{roots:?}: {error}"))
+    }
+}
+
+#[test]
+fn functions_are_proved_in_each_order() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    for name in ["work", "reads_user", "warns", "calls_by_register", "fail"] {
+        let mut request = made.request(&[name], &[]);
+        for order in [Order::Kept, Order::Reversed] {
+            request.order = order;
+            let positioned = made.position(&request).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(positioned.module.report().redirected, 1, "{name}");
+            let again = made.position(&request).expect("it was proved");
+            assert_eq!(again.module, positioned.module, "{name}: the same bytes");
+        }
+    }
+}
+
+#[test]
+fn a_group_has_its_callees_and_parts() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    let positioned = made.proved(&["work"], &["fail", "warns", "reads_user"]);
+    let functions: Vec<_> = positioned.functions.iter().map(|f| (f.name.as_str(), f.is_root)).collect();
+    // `warns` is called by a static call, whose callee may change: not by the group.
+    // The name that its part has, too.
+    assert_eq!(functions, [("work", true), ("fail", false)]);
+    let work = &positioned.functions[0];
+    assert_eq!((work.hot_blocks, work.cold_blocks), (5, 1));
+    let stays: Vec<_> = positioned.stays.iter().map(|stays| (stays.name.as_str(), &stays.why)).collect();
+    assert_eq!(stays, [("reads_user", &Why::NotReached), ("warns", &Why::NotReached)]);
+    assert!(positioned.hot_bytes > 0 && positioned.cold_bytes > 0);
+}
+
+#[test]
+fn what_cannot_be_copied_is_refused_by_name() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    let refused = |roots: &[&str]| made.position(&made.request(roots, &[])).expect_err("refused").to_string();
+    assert_eq!(
+        refused(&["work", "jumps_by_table", "hushed"]),
+        "no copy can be made of jumps_by_table: a jump whose targets are not known, of hushed: nothing may be \
+         traced while it runs (noinstr text)"
+    );
+    let mut request = made.request(&["reads_user"], &[]);
+    request.needs_trace_sites = true;
+    let error = made.position(&request).expect_err("refused").to_string();
+    assert!(error.contains("reads_user: the function tracer has no place in it"), "{error}");
+    request.roots = made.ids(&["work"]);
+    assert!(made.position(&request).is_ok());
+}
+
+#[test]
+fn warnings_need_the_form_of_their_records() {
+    let small = SmallKernel::new();
+    let mut kernel = kernel(&small);
+    kernel.known.tables.has_types = false;
+    let made = Made::of(&kernel);
+    let error = made.position(&made.request(&["warns"], &[])).expect_err("refused").to_string();
+    assert!(error.contains("the kernel's types (BTF) do not describe"), "{error}");
+    assert!(made.position(&made.request(&["reads_user"], &[])).is_ok());
+}
+
+/// The kernel with other code in place of `reads_user`'s.
+fn with_code(code: &[u8]) -> SmallKernel {
+    let mut small = SmallKernel::new();
+    // `reads_user` is known to fault at its start, with 4 as where that goes on.
+    let old =
+        small.symbols.replace("__start___ex_table", "x").replace("__stop___ex_table", "__start___ex_table");
+    small.symbols = format!("{old}{:016x} D __stop___ex_table\n", stop(&old));
+    small.put(small.function("reads_user"), &[0xcc; 16]);
+    small.put(small.function("reads_user"), code);
+    small
+}
+
+/// Where the table of faults ends: it is empty, and begins there.
+fn stop(symbols: &str) -> u64 {
+    let line = symbols.lines().find(|line| line.ends_with(" __start___ex_table")).expect("a symbol");
+    u64::from_str_radix(line.split(' ').next().expect("an address"), 16).expect("an address")
+}
+
+/// The code of the copy of `reads_user` in a module file.
+fn holds(file: &[u8], code: &[u8]) -> bool {
+    file.windows(code.len()).any(|window| window == code)
+}
+
+#[test]
+fn odd_code_is_copied_as_what_it_means() {
+    // What the kernel has, and what is in the copy.
+    let cases: [(&str, &[u8], &[u8]); 5] = [
+        // ds orb $1,(%rdi): its lock was taken out.
+        ("lock", &[0x3e, 0x80, 0x0f, 0x01, 0xc3], &[0xf0, 0x80, 0x0f, 0x01]),
+        // call *%rax, too short for a thunk: by way of it in the copy.
+        ("plain call", &[0xff, 0xd0, 0x48, 0x89, 0xc7, 0xc3], &[0xe8, 0, 0, 0, 0, 0x48, 0x89, 0xc7]),
+        // ret $8; iretq
+        ("arguments", &[0x31, 0xc0, 0xc2, 8, 0], &[0x31, 0xc0, 0xc2, 8, 0]),
+        ("interrupt", &[0x31, 0xc0, 0x48, 0xcf], &[0x31, 0xc0, 0x48, 0xcf]),
+        // test %edi,%edi; je to a jump to itself; ret: that one is not copied.
+        ("circle", &[0x85, 0xff, 0x74, 0x01, 0xc3, 0xeb, 0xfe], &[0x85, 0xff, 0x0f, 0x84]),
+    ];
+    for (what, code, copy) in cases {
+        let small = with_code(code);
+        let kernel = kernel(&small);
+        let made = Made::of(&kernel);
+        let positioned = made.proved(&["reads_user"], &[]);
+        assert!(holds(positioned.module.file(), copy), "{what}");
+    }
+}
