@@ -2,10 +2,16 @@
 
 use crate::kernel_groups::revert;
 use crate::outputs::check_outputs;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use restitch_apply::Why;
-use restitch_kernel::{Analysis, Kernel, KernelDoctor, Source, kernel_doctor, release};
+use restitch_kernel::{
+    Analysis, FunctionId, Kernel, KernelDoctor, KernelError, Source, kernel_doctor, module_files,
+    read_module, release,
+};
 use restitch_kernel_control::{Control, Groups};
+use restitch_kernel_position::{
+    Counts, ModuleFile, Order, Positioned, Positioner, Request, Subject, callees,
+};
 use restitch_report::paragraph;
 use restitch_session::{ExitCode, SessionError, write_result};
 use std::path::{Path, PathBuf};
@@ -28,6 +34,13 @@ pub enum KernelCommand {
         #[command(flatten)]
         options: KernelOptions,
     },
+    /// Copy functions of the kernel in a new order into a module file, and prove that it is a copy.
+    ///
+    /// Nothing is loaded. The file fits the kernel that runs until the machine starts again.
+    Position {
+        #[command(flatten)]
+        options: PositionOptions,
+    },
     /// Show the groups of copies that are in the kernel.
     Status {
         #[command(flatten)]
@@ -41,6 +54,40 @@ pub enum KernelCommand {
     },
 }
 
+/// What is to be copied, how, and whereto.
+#[derive(Debug, Args)]
+pub struct PositionOptions {
+    /// Functions whose calls are to be led to copies: names, or addresses in them with 0x in front.
+    #[arg(value_name = "FUNCTION", required = true)]
+    pub functions: Vec<String>,
+    /// Write the module here.
+    #[arg(long, value_name = "FILE")]
+    pub write: PathBuf,
+    /// Also copy what they call directly, and what that calls, so many calls deep.
+    #[arg(long, value_name = "CALLS", default_value_t = 0)]
+    pub callees: usize,
+    /// The order of blocks: as they are (kept), or the other way round, for tests (reversed).
+    #[arg(long, value_name = "ORDER", value_enum, default_value_t = OrderName::Kept)]
+    pub order: OrderName,
+    /// In place of --order: hot blocks in front, in chains, by how often instructions were executed. The file
+    /// has lines of an address in hexadecimal, a length and a count.
+    #[arg(long, value_name = "FILE", conflicts_with = "order")]
+    pub counts: Option<PathBuf>,
+    /// Read a folder with copies of the kernel's files (proc/kallsyms, proc/kcore, sys/kernel/btf/vmlinux,
+    /// lib/modules and others) in place of the running kernel.
+    #[arg(long, value_name = "FOLDER")]
+    pub view: Option<PathBuf>,
+}
+
+/// Orders without counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OrderName {
+    /// As they are.
+    Kept,
+    /// The other way round.
+    Reversed,
+}
+
 /// Where the result goes beside the screen.
 #[derive(Debug, Args)]
 pub struct JsonOption {
@@ -49,7 +96,7 @@ pub struct JsonOption {
     pub json: Option<PathBuf>,
 }
 
-/// What those have that look at its code.
+/// What the first two have.
 #[derive(Debug, Args)]
 pub struct KernelOptions {
     /// Read a folder with copies of the kernel's files (proc/kallsyms, proc/kcore, sys/kernel/btf/vmlinux and
@@ -118,6 +165,55 @@ pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
             print!("{}", revert(&group)?);
             Ok(ExitCode::Done.number())
         }
+        KernelCommand::Position { options } => {
+            check_outputs(&[Some(options.write.as_path())])?;
+            let positioned = options.position()?;
+            // It tells where the kernel is.
+            write_result(&options.write, positioned.module.file(), 0o600)?;
+            print!("{}", positioned.to_text());
+            print!("{}", paragraph("", "Nothing was loaded: copies are not put in force yet."));
+            Ok(ExitCode::Done.number())
+        }
+    }
+}
+
+impl PositionOptions {
+    fn position(&self) -> Result<Positioned, SessionError> {
+        let source = self.view.as_deref().map_or_else(Source::running, Source::folder);
+        let order = self.order()?;
+        let files = module_files(&source, &release(&source))?;
+        let kernel = Kernel::read(&source)?;
+        let module = |path: &PathBuf| -> Result<ModuleFile, KernelError> {
+            Ok(ModuleFile { name: path.display().to_string(), bytes: read_module(path)? })
+        };
+        let control = files.control.as_ref().map(module).transpose()?;
+        let examples = files.all.iter().filter_map(|path| module(path).ok());
+        let subject = Subject::learn(&kernel, examples, control.as_ref())?;
+        let roots = self.functions.iter().map(|name| kernel.find(name));
+        let roots = roots.collect::<Result<Vec<FunctionId>, _>>()?;
+        let request = Request {
+            name: Request::name_for(&kernel.functions.get(roots[0]).name),
+            callees: callees(&kernel, &roots, self.callees),
+            roots,
+            order,
+            needs_trace_sites: true,
+        };
+        Ok(Positioner::new(&subject)?.position(&request)?)
+    }
+
+    fn order(&self) -> Result<Order, SessionError> {
+        let Some(path) = &self.counts else {
+            return Ok(match self.order {
+                OrderName::Kept => Order::Kept,
+                OrderName::Reversed => Order::Reversed,
+            });
+        };
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|source| KernelError::Read { path: path.clone(), source })?;
+        let counts = Counts::parse(&text);
+        let counts =
+            counts.map_err(|why| KernelError::Damaged { path: path.clone(), why: why.to_string() })?;
+        Ok(Order::Counted { counts, percent: Order::HOT_PERCENT })
     }
 }
 

@@ -154,6 +154,62 @@ fn wrong_names_and_broken_files_are_refused_with_their_exit_codes() {
     failed(&kernel(&["analyze"], folder.path()), 1);
 }
 
+/// A folder with a made-up kernel, whose types are not told, and a module file of it.
+fn view_with_module(example: &[u8]) -> TempDir {
+    let folder = view();
+    let modules = folder.path().join("lib/modules/6.99.0-small/kernel");
+    fs::create_dir_all(&modules).expect("a folder");
+    fs::write(modules.join("example.ko"), example).expect("written");
+    folder
+}
+
+#[test]
+fn modules_are_told_what_they_lack() {
+    let folder = view();
+    let file = folder.path().join("group.ko");
+    let write = file.to_str().expect("a name");
+    let position = |arguments: &[&str], view: &Path| {
+        kernel(&[&["position", "--write", write], arguments].concat(), view)
+    };
+    let said = failed(&position(&["work"], folder.path()), 6);
+    assert!(said.contains("lib/modules/6.99.0-small holds no module file"), "{said}");
+    let folder = view_with_module(b"no module");
+    let said = failed(&position(&["work"], folder.path()), 3);
+    assert!(said.contains("give one that was built for the running kernel"), "{said}");
+    fs::write(folder.path().join("counts"), "x\n").expect("written");
+    let counts = folder.path().join("counts").display().to_string();
+    let said = failed(&position(&["work", "--counts", &counts], folder.path()), 3);
+    assert!(said.contains("line 1: an address in hexadecimal"), "{said}");
+    assert!(!file.exists(), "nothing is written");
+}
+
+#[test]
+fn modules_of_real_kernels_are_written_and_not_loaded() {
+    let Some(views) = std::env::var_os("RESTITCH_KERNEL_VIEWS").map(PathBuf::from) else {
+        restitch_testkit::skip_unsupported!("RESTITCH_KERNEL_VIEWS names no folder with views of kernels");
+    };
+    // The others compare checksums of the control module, which is not in the view.
+    let view = views.join("7.3");
+    let folder = scratch();
+    let file = folder.path().join("poll.ko");
+    let write = file.to_str().expect("a name");
+    let position = |arguments: &[&str]| kernel(&[&["position", "--write", write], arguments].concat(), &view);
+    let mut lengths = BTreeSet::new();
+    for order in ["kept", "reversed"] {
+        let said = done(&position(&["do_sys_poll", "--callees", "1", "--order", order]));
+        assert_is_narrow(&said);
+        for words in ["restitch_do_sys_poll", "led to copies   do_sys_poll\n", "Nothing was loaded"] {
+            assert!(said.contains(words), "{words:?} is missing in {said}");
+        }
+        lengths.insert(fs::read(&file).expect("written").len());
+    }
+    assert_eq!(lengths.len(), 2, "orders differ");
+    let said = failed(&position(&["schedule"]), 6);
+    assert!(said.contains("schedule: the kernel tells waiting tasks by its address"), "{said}");
+    let old = failed(&kernel(&["position", "--write", write, "do_sys_poll"], &views.join("6.1")), 6);
+    assert!(old.contains("wants a checksum of restitch_kernel_register"), "{old}");
+}
+
 /// The paths of a JSON value's fields, as `docs/json.md` writes them.
 fn paths(value: &Value, at: &str, out: &mut BTreeSet<String>) {
     match value {

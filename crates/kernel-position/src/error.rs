@@ -23,6 +23,8 @@ pub enum Why {
     Untraceable,
     /// Nothing that is copied calls it directly.
     NotReached,
+    /// None of its blocks was executed often.
+    Cold,
     /// Its copy could not be proved to be equal.
     Unproved(Box<Finding>),
 }
@@ -69,6 +71,7 @@ impl fmt::Display for Why {
                 f.write_str("the function tracer has no place in it, to lead calls away from")
             }
             Self::Unproved(finding) => write!(f, "its copy cannot be proved: {}", finding.problem),
+            Self::Cold => f.write_str("none of its blocks was executed often"),
             Self::NotReached => f.write_str("nothing that is copied calls it"),
         }
     }
@@ -109,15 +112,43 @@ pub enum PositionError {
         /// Why.
         source: Problem,
     },
+    /// No module file was given.
+    #[error("no module file that was built for this kernel says what modules look like")]
+    NoExample,
     /// Nothing that it exports can bind a module to the running kernel.
     #[error("the kernel exports no symbol of which {0}; give a module file that was built for it")]
     NoAnchor(&'static str),
+    /// By the counts, a root was never called.
+    #[error("{0} was never called while instructions were counted; count while it works")]
+    NeverCalled(String),
     /// What was written is not equal to the kernel's code, as far as can be shown.
     #[error("{0}; nothing is written")]
     Unproved(#[from] CheckError),
 }
 
+impl PositionError {
+    /// Whether the module file that is taken as an example is none.
+    pub fn is_bad_example(&self) -> bool {
+        let is_unreadable = |error: &GroupError| {
+            matches!(error, GroupError::ModuleFile { .. } | GroupError::Unreadable { .. })
+        };
+        match self {
+            Self::Group(error) => is_unreadable(error),
+            Self::Example { .. } | Self::NoExample => true,
+            _ => false,
+        }
+    }
+}
+
 fn list(refused: &[Refused]) -> String {
     let texts: Vec<String> = refused.iter().map(ToString::to_string).collect();
     texts.join(", of ")
+}
+
+/// A line of counts that is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: an address in hexadecimal, a length and a count are wanted")]
+pub struct CountsError {
+    /// Its number, from 1.
+    pub line: usize,
 }

@@ -16,16 +16,22 @@
 //! * Same kernel, same request: same bytes.
 
 mod block;
+mod callees;
 mod convert;
+mod counts;
 mod error;
+mod hot;
 mod order;
 mod pieces;
 mod position;
 mod reach;
 mod request;
 mod subject;
+mod text;
 
-pub use error::{PositionError, Refused, Why};
+pub use callees::callees;
+pub use counts::Counts;
+pub use error::{CountsError, Obstacle, PositionError, Refused, Why};
 pub use position::{Copied, Positioned, Positioner};
 pub use request::{Order, Request};
 pub use subject::{ModuleFile, Subject};

@@ -3,9 +3,10 @@
 use crate::block::BlockMaker;
 use crate::convert::Converted;
 use crate::error::{PositionError, Refused, Why};
-use crate::order::chunks;
+use crate::hot::Heating;
+use crate::order::{Chunks, Ordering};
 use crate::reach::keep_reached;
-use crate::request::Request;
+use crate::request::{Order, Request};
 use crate::subject::Subject;
 use restitch_address::{Svma, SvmaRange};
 use restitch_kernel::FunctionId;
@@ -48,6 +49,9 @@ pub struct Copied {
     pub hot_blocks: usize,
     /// Its cold ones.
     pub cold_blocks: usize,
+    /// Into how many chains its hot blocks fell: what stands behind each other since control goes that way
+    /// most often.
+    pub chains: usize,
 }
 
 impl<'s> Positioner<'s> {
@@ -67,9 +71,10 @@ impl<'s> Positioner<'s> {
     pub fn position(&self, request: &Request) -> Result<Positioned, PositionError> {
         let mut stays = Vec::new();
         let mut functions = self.roots(request)?;
-        functions.extend(self.callees(request, &mut stays));
+        let ordering = self.ordering(request)?;
+        functions.extend(self.callees(request, &ordering, &mut stays));
         loop {
-            let error = match self.attempt(request, functions.clone()) {
+            let error = match self.attempt(request, &ordering, functions.clone()) {
                 Err(PositionError::Unproved(error)) => error,
                 Ok(mut positioned) => {
                     positioned.stays.extend(stays);
@@ -88,14 +93,18 @@ impl<'s> Positioner<'s> {
     }
 
     /// Makes and proves a module of these functions.
-    fn attempt(&self, request: &Request, mut functions: Vec<Converted>) -> Result<Positioned, PositionError> {
+    fn attempt(
+        &self,
+        request: &Request,
+        ordering: &Ordering<'_>,
+        mut functions: Vec<Converted>,
+    ) -> Result<Positioned, PositionError> {
         let roots: BTreeSet<Svma> = request.roots.iter().map(|id| self.start(*id)).collect();
         keep_reached(&mut functions, &roots);
         let (functions, idle): (Vec<_>, Vec<_>) =
             functions.into_iter().partition(|function| !function.blocks.is_empty());
         let stays = idle.iter().map(|function| self.refused(function.id, Why::NotReached)).collect();
-        let group = self.group(request, functions, &roots);
-        let functions = copied(&group);
+        let Laid { group, functions } = self.group(request, ordering, functions, &roots);
         let written = write_module(&group, &self.subject.modules)?;
         let module = self.checker.check(written.file, &roots)?;
         let (hot_bytes, cold_bytes) = (written.hot_len, written.cold_len);
@@ -151,14 +160,56 @@ impl<'s> Positioner<'s> {
         self.subject.kernel.is_traceable(function.id, &function.code)
     }
 
-    fn callees(&self, request: &Request, stays: &mut Vec<Refused>) -> Vec<Converted> {
-        let callees: BTreeSet<FunctionId> = request.callees.iter().copied().collect();
-        let callees = callees.into_iter().filter(|id| !request.roots.contains(id));
-        let callee = |id| self.blocks.function(id).map_err(|why| stays.push(self.refused(id, why))).ok();
-        callees.filter_map(callee).collect()
+    /// By what blocks are put in order.
+    fn ordering<'r>(&self, request: &'r Request) -> Result<Ordering<'r>, PositionError> {
+        let (counts, percent) = match &request.order {
+            Order::Kept => return Ok(Ordering::Kept),
+            Order::Reversed => return Ok(Ordering::Reversed),
+            Order::Counted { counts, percent } => (counts, percent),
+        };
+        let mut least = u64::MAX;
+        for id in &request.roots {
+            let calls = counts.at(self.start(*id));
+            if calls == 0 {
+                return Err(PositionError::NeverCalled(self.subject.kernel.functions.get(*id).name.clone()));
+            }
+            least = least.min(calls);
+        }
+        Ok(Ordering::Counted(Heating { counts, threshold: least.saturating_mul(*percent) / 100 }))
     }
 
-    fn group(&self, request: &Request, mut functions: Vec<Converted>, roots: &BTreeSet<Svma>) -> Group {
+    /// The callees that are copied, of those that were asked for.
+    fn callees(
+        &self,
+        request: &Request,
+        ordering: &Ordering<'_>,
+        stays: &mut Vec<Refused>,
+    ) -> Vec<Converted> {
+        let callees: BTreeSet<FunctionId> = request.callees.iter().copied().collect();
+        let callees = callees.into_iter().filter(|id| !request.roots.contains(id));
+        let mut copied = Vec::new();
+        for id in callees {
+            match self.blocks.function(id) {
+                Ok(callee) => match ordering {
+                    Ordering::Counted(heating) if !heating.is_hot(&callee) => {
+                        stays.push(self.refused(id, Why::Cold));
+                    }
+                    _ => copied.push(callee),
+                },
+                Err(why) => stays.push(self.refused(id, why)),
+            }
+        }
+        copied
+    }
+
+    /// The group of functions, of which those at `roots` are led to.
+    fn group(
+        &self,
+        request: &Request,
+        ordering: &Ordering<'_>,
+        mut functions: Vec<Converted>,
+        roots: &BTreeSet<Svma>,
+    ) -> Laid {
         own_warnings(&mut functions);
         let entries: Vec<Svma> = functions.iter().map(|function| self.start(function.id)).collect();
         let named = functions.iter().map(|function| {
@@ -166,14 +217,22 @@ impl<'s> Positioner<'s> {
             let (name, address) = (self.name(own), own.start());
             Function { name, address, is_redirected: roots.contains(&address) }
         });
-        Group {
+        let Chunks { chunks, chains } = ordering.chunks(&functions, &entries);
+        let group = Group {
             name: request.name.clone(),
             functions: named.collect(),
-            chunks: chunks(functions, &entries, &request.order),
+            chunks,
             kernel: self.subject.places.clone(),
             anchors: self.subject.anchors.clone(),
-        }
+        };
+        Laid { functions: copied(&group, &chains), group }
     }
+}
+
+/// A group, and what is in it.
+struct Laid {
+    group: Group,
+    functions: Vec<Copied>,
 }
 
 /// Operands that name the entry of a trap that is copied name the copy's.
@@ -197,16 +256,19 @@ fn own_warnings(functions: &mut [Converted]) {
 }
 
 /// What is in a group, by function.
-fn copied(group: &Group) -> Vec<Copied> {
-    let mut blocks: BTreeMap<usize, [usize; 2]> = BTreeMap::new();
+fn copied(group: &Group, chains: &[usize]) -> Vec<Copied> {
+    let mut blocks = vec![[0; 2]; group.functions.len()];
     for chunk in &group.chunks {
-        let is_cold = usize::from(chunk.heat == Heat::Cold);
-        blocks.entry(chunk.function).or_default()[is_cold] += chunk.blocks.len();
+        blocks[chunk.function][usize::from(chunk.heat == Heat::Cold)] += chunk.blocks.len();
     }
-    let copied = |(index, [hot_blocks, cold_blocks]): (usize, [usize; 2])| {
-        let function = &group.functions[index];
-        let (name, address) = (function.name.clone(), function.address);
-        Copied { name, address, is_root: function.is_redirected, hot_blocks, cold_blocks }
-    };
-    blocks.into_iter().map(copied).collect()
+    let of_function = group.functions.iter().zip(blocks).zip(chains);
+    let copied = of_function.map(|((function, [hot_blocks, cold_blocks]), chains)| Copied {
+        name: function.name.clone(),
+        address: function.address,
+        is_root: function.is_redirected,
+        hot_blocks,
+        cold_blocks,
+        chains: *chains,
+    });
+    copied.collect()
 }

@@ -1,5 +1,6 @@
 //! What is wanted.
 
+use crate::counts::Counts;
 use restitch_kernel::FunctionId;
 
 /// Which functions, and in which order.
@@ -18,6 +19,16 @@ pub struct Request {
     pub needs_trace_sites: bool,
 }
 
+impl Request {
+    /// A name for the group of a function: of characters that such names have, and short enough.
+    pub fn name_for(function: &str) -> String {
+        /// Modules' names have 55 bytes at most.
+        const MOST: usize = 40;
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+        format!("restitch_{}", function.chars().map(plain).take(MOST).collect::<String>())
+    }
+}
+
 /// The order of blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -26,4 +37,17 @@ pub enum Order {
     Kept,
     /// The last one of each part first, but for entries: for tests.
     Reversed,
+    /// By counts: hot blocks in front, in chains. Callees without a hot block stay.
+    Counted {
+        /// How often instructions were executed.
+        counts: Counts,
+        /// A block is hot if it was executed more often than so many hundredths of the calls of the root that
+        /// was called least ([`Order::HOT_PERCENT`]).
+        percent: u64,
+    },
+}
+
+impl Order {
+    /// The share of the paper, section 2.2.
+    pub const HOT_PERCENT: u64 = 5;
 }

@@ -7,12 +7,12 @@ use restitch_kernel_check::{self as check, KernelFacts, ModuleForm, WarningForm}
 use restitch_kernel_group::{Anchor, KernelPlaces, ModuleFacts, ThunkRegister};
 
 /// A module file, uncompressed.
-#[derive(Debug, Clone, Copy)]
-pub struct ModuleFile<'f> {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModuleFile {
     /// Its name, for messages.
-    pub name: &'f str,
+    pub name: String,
     /// Its bytes.
-    pub bytes: &'f [u8],
+    pub bytes: Vec<u8>,
 }
 
 /// A kernel, and facts about its modules.
@@ -26,26 +26,43 @@ pub struct Subject<'k> {
     symbols: check::Symbols,
 }
 
+/// The most module files that are looked at for an example.
+const EXAMPLES: usize = 64;
 /// What a module is bound by: so many exported symbols.
 const ANCHORS: usize = 2;
 
 impl<'k> Subject<'k> {
-    /// Of a kernel, and a module file that was built for it. `others` have checksums of more symbols, as the
-    /// control module has those of its own.
+    /// Of a kernel, and the first module file that says what modules of it look like: not all do. The control
+    /// module's has the checksums of its own symbols, where the kernel compares them.
     ///
     /// # Errors
-    /// If the file is none, or nothing binds modules to the kernel.
-    pub fn new(
+    /// If none does, or nothing binds modules to the kernel.
+    pub fn learn(
         kernel: &'k Kernel,
-        example: ModuleFile<'_>,
-        others: &[ModuleFile<'_>],
+        examples: impl Iterator<Item = ModuleFile>,
+        control: Option<&ModuleFile>,
     ) -> Result<Self, PositionError> {
-        let mut modules = ModuleFacts::read(example.name, example.bytes)?;
-        for other in others {
-            modules = modules.with_versions_of(&ModuleFacts::read(other.name, other.bytes)?);
+        let mut last = PositionError::NoExample;
+        for example in examples.take(EXAMPLES) {
+            match Self::new(kernel, &example, control) {
+                Ok(subject) => return Ok(subject),
+                Err(error) => last = error,
+            }
         }
-        let form = ModuleForm::read(example.bytes)
-            .map_err(|source| PositionError::Example { file: example.name.into(), source })?;
+        Err(last)
+    }
+
+    fn new(
+        kernel: &'k Kernel,
+        example: &ModuleFile,
+        control: Option<&ModuleFile>,
+    ) -> Result<Self, PositionError> {
+        let mut modules = ModuleFacts::read(&example.name, &example.bytes)?;
+        if let Some(control) = control {
+            modules = modules.with_versions_of(&ModuleFacts::read(&control.name, &control.bytes)?);
+        }
+        let form = ModuleForm::read(&example.bytes)
+            .map_err(|source| PositionError::Example { file: example.name.clone(), source })?;
         Self::of(kernel, modules, form)
     }
 

@@ -5,12 +5,12 @@
 //! some); without it there is nothing to test. With `RESTITCH_KERNEL_ALL` set, all functions are looked at,
 //! and what is not proved is told by kind: that takes a release build, and some minutes a kernel.
 
-use restitch_kernel::{FunctionId, Kernel, SiteKind, Source};
+use restitch_kernel::{FunctionId, Kernel, Source};
 use restitch_kernel_check::ModuleForm;
 use restitch_kernel_group::ModuleFacts;
-use restitch_kernel_position::{Order, PositionError, Positioner, Request, Subject, Why};
+use restitch_kernel_position::{Order, PositionError, Positioner, Request, Subject, Why, callees};
 use restitch_testkit::skip_unsupported;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -111,30 +111,6 @@ impl Tally {
     }
 }
 
-/// All that a function calls or goes on to directly, and so on, so many calls deep.
-fn closure(kernel: &Kernel, root: FunctionId, depth: usize) -> Vec<FunctionId> {
-    let (mut found, mut level) = (BTreeSet::from([root]), vec![root]);
-    for _ in 0..depth {
-        let callees = level.iter().flat_map(|id| callees(kernel, *id)).collect::<Vec<_>>();
-        level = callees.into_iter().filter(|callee| found.insert(*callee)).collect();
-        if level.is_empty() {
-            break;
-        }
-    }
-    found.remove(&root);
-    found.into_iter().collect()
-}
-
-fn callees(kernel: &Kernel, id: FunctionId) -> Vec<FunctionId> {
-    let code = kernel.code(id);
-    let calls = code.sites.iter().filter_map(|site| match site.kind {
-        SiteKind::Call(to) => Some(to),
-        _ => None,
-    });
-    let jumps = code.blocks.iter().filter_map(|block| block.end.target());
-    calls.chain(jumps).filter_map(|to| kernel.functions.starting_at(to)).collect()
-}
-
 /// Whether all of a kernel is looked at, and not a sample.
 fn is_whole() -> bool {
     env::var_os("RESTITCH_KERNEL_ALL").is_some()
@@ -151,7 +127,7 @@ fn closures_of_real_kernels_are_proved_as_wholes() {
         let positioner = Positioner::new(&subject).unwrap();
         for name in ["do_sys_poll", "tcp_v4_rcv", "vfs_read"] {
             let root = view.kernel.find(name).unwrap();
-            let callees = closure(&view.kernel, root, depth);
+            let callees = callees(&view.kernel, &[root], depth);
             for order in [Order::Kept, Order::Reversed] {
                 let positioned = positioner.position(&request(&[root], &callees, order)).unwrap();
                 let (copied, stay) = (positioned.functions.len(), positioned.stays.len());

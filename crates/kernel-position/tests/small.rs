@@ -1,9 +1,10 @@
 //! Functions of a made-up kernel, copied and proved.
 
+use restitch_address::Svma;
 use restitch_kernel::{FunctionId, Kernel, Lists, Symbols, image};
 use restitch_kernel_check::ModuleForm;
 use restitch_kernel_group::ModuleFacts;
-use restitch_kernel_position::{Order, PositionError, Positioned, Positioner, Request, Subject, Why};
+use restitch_kernel_position::{Counts, Order, PositionError, Positioned, Positioner, Request, Subject, Why};
 use restitch_testkit::small_kernel::SmallKernel;
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -139,6 +140,48 @@ fn warnings_need_the_form_of_their_records() {
     let error = made.position(&made.request(&["warns"], &[])).expect_err("refused").to_string();
     assert!(error.contains("the kernel's types (BTF) do not describe"), "{error}");
     assert!(made.position(&made.request(&["reads_user"], &[])).is_ok());
+}
+
+/// Counts of blocks of `work` and `fail`, by their offsets.
+fn counts(small: &SmallKernel, blocks: &[(u64, u64)]) -> Counts {
+    let work = small.function("work");
+    blocks.iter().map(|(offset, count)| (Svma::new(work + offset), *count)).collect()
+}
+
+#[test]
+fn hot_blocks_stand_in_front_in_chains_and_cold_functions_stay() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    let mut request = made.request(&["work"], &["fail"]);
+    // The branch at 0 is nearly always taken to 12, from where control goes on to 14 and 25.
+    let hot = [(0, 1000), (9, 50), (12, 1000), (14, 1000), (25, 999), (0x40, 1)];
+    request.order = Order::Counted { counts: counts(&small, &hot), percent: 5 };
+    let positioned = made.position(&request).unwrap_or_else(|error| panic!("{error}"));
+    let [work] = &positioned.functions[..] else { panic!("{:?}", positioned.functions) };
+    assert_eq!((work.hot_blocks, work.cold_blocks, work.chains), (4, 2, 1));
+    let stays: Vec<_> = positioned.stays.iter().map(|stays| (stays.name.as_str(), &stays.why)).collect();
+    assert_eq!(stays, [("fail", &Why::Cold)]);
+    // The likely way is no branch: test %edi,%edi; jne to the cold part; the static key.
+    assert!(holds(positioned.module.file(), &[0x85, 0xff, 0x0f, 0x85]));
+    assert_eq!(made.position(&request).expect("proved").module, positioned.module);
+    // One more than 5 percent, and the callee is hot.
+    let hot = [(0, 1000), (9, 51), (12, 1000), (14, 1000), (25, 949), (0x40, 51), (0x80, 51)];
+    request.order = Order::Counted { counts: counts(&small, &hot), percent: 5 };
+    let positioned = made.position(&request).unwrap_or_else(|error| panic!("{error}"));
+    let blocks: Vec<_> = positioned.functions.iter().map(|f| (f.hot_blocks, f.cold_blocks)).collect();
+    assert_eq!(blocks, [(6, 0), (1, 0)]);
+}
+
+#[test]
+fn a_root_that_was_never_called_is_refused() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    let mut request = made.request(&["work"], &[]);
+    request.order = Order::Counted { counts: counts(&small, &[(12, 7)]), percent: 5 };
+    let error = made.position(&request).expect_err("refused").to_string();
+    assert!(error.contains("work_alias was never called"), "{error}");
 }
 
 /// The kernel with other code in place of `reads_user`'s.

@@ -34,6 +34,15 @@ pub enum KernelError {
         /// What it does not say.
         what: String,
     },
+    /// There is no module file to learn from.
+    #[error(
+        "{} holds no module file; one that was built for this kernel is needed, to make modules like it",
+        path.display()
+    )]
+    NoModules {
+        /// Where they were looked for.
+        path: PathBuf,
+    },
     /// There is no such function.
     #[error("the kernel has no function {name}{}", suggestion(similar))]
     NoFunction {

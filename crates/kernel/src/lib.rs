@@ -16,8 +16,8 @@
 //! What both share, the decoder, is in `restitch-x86` (`kernel_code`).
 //!
 //! Invariants:
-//! * Files are read in `source.rs`, the core by a closure; [`kernel_doctor`] asks for files by name. All
-//!   else computes on bytes.
+//! * Files are read in `source.rs` and `module_files.rs`, the core by a closure; [`kernel_doctor`] asks for
+//!   files by name. All else computes on bytes.
 //! * Whatever the files hold, there is an error in words or a reason, no panic.
 //! * What is not understood has a [`Reason`], and stays.
 
@@ -31,6 +31,7 @@ mod functions;
 mod kcore;
 mod kernel;
 mod memory;
+mod module_files;
 mod places;
 mod reason;
 mod report;
@@ -47,6 +48,7 @@ pub use error::KernelError;
 pub use functions::{Function, FunctionId, Functions};
 pub use kernel::{Kernel, Lists, image};
 pub use memory::Memory;
+pub use module_files::{ModuleFiles, module_files, read_module};
 pub use places::Places;
 pub use reason::Reason;
 pub use report::{Analysis, BlockReport, Callee, EdgeReport, FunctionReport, Part, Stays};

@@ -57,6 +57,37 @@ impl LayoutAlgorithm for ExtTsp {
     }
 }
 
+/// A branch between blocks that are in no [`Program`], both by index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// Where it starts from.
+    pub from: usize,
+    /// Where it leads to.
+    pub to: usize,
+    /// How often it is taken, by a jump or not.
+    pub count: u64,
+    /// Whether control has no other way from there.
+    pub is_only: bool,
+}
+
+/// Chains of blocks of these sizes in bytes with a high extended-TSP score. Ways that are never taken, lead
+/// to where they start, or name blocks that do not exist are ignored.
+pub fn block_chains(sizes: &[u64], ways: &[Way]) -> Vec<Vec<usize>> {
+    let link = |way: &Way| Link {
+        from: way.from as u32,
+        to: way.to as u32,
+        weight: way.count as f64,
+        leaves: sizes[way.from] as u32,
+        arrives: 0,
+        kind: LinkKind::Branch,
+        only: way.is_only,
+    };
+    let is_one = |way: &&Way| way.count > 0 && way.from != way.to && way.from.max(way.to) < sizes.len();
+    let graph = HotGraph::of_links(sizes, &ways.iter().filter(is_one).map(link).collect::<Vec<_>>());
+    let chains = ext_tsp_chains(&graph).into_iter();
+    chains.map(|chain| chain.into_iter().map(|node| node as usize).collect()).collect()
+}
+
 /// The chains of a graph's nodes with a high extended-TSP score.
 pub(crate) fn ext_tsp_chains(graph: &HotGraph) -> Vec<Vec<u32>> {
     let mut chains = Chains::of_single_nodes(&graph.sizes, &graph.links);
@@ -239,5 +270,25 @@ impl Transfer {
 fn consider(best: &mut Option<Candidate>, gain: f64, join: Join) {
     if gain > best.map_or(EPSILON, |b| b.gain + EPSILON) {
         *best = Some(Candidate { gain, join });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of Pettis and Hansen's example: A, B, C, D, of which C is a loop.
+    #[test]
+    fn blocks_of_no_program_make_chains() {
+        let way = |from, to, count| Way { from, to, count, is_only: from == 1 };
+        let ways = [way(0, 1, 1000), way(1, 3, 1000), way(0, 2, 1), way(2, 2, 2000), way(2, 3, 1)];
+        let chains = block_chains(&[16; 4], &ways);
+        let first = chains.iter().find(|chain| chain.contains(&0)).expect("a chain");
+        assert_eq!(first[..3], [0, 1, 3]);
+        let mut all = chains.concat();
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2, 3]);
+        assert_eq!(block_chains(&[16; 2], &[way(0, 7, 9), way(1, 0, 0)]), [[0], [1]]);
+        assert!(block_chains(&[], &[]).is_empty());
     }
 }

@@ -97,6 +97,11 @@ impl HotGraph {
         graph
     }
 
+    /// A graph of nodes that are no blocks of a program.
+    pub fn of_links(sizes: &[u64], links: &[Link]) -> Self {
+        Self { sizes: sizes.to_vec(), links: sorted_links(sizes.len(), links), ..Self::default() }
+    }
+
     /// The graph with links between nodes that ran at the same time.
     pub fn with_affinity(mut self, program: &Program, profile: &Profile) -> Self {
         let node = |block: &BlockId| self.blocks.binary_search(block).ok().map(|n| n as u32);

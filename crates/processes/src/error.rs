@@ -4,6 +4,7 @@ use restitch_apply::Why;
 use restitch_apply_process::ProcessError;
 use restitch_kernel::KernelError;
 use restitch_kernel_control::ControlError;
+use restitch_kernel_position::PositionError;
 use restitch_pipeline::{ExitCode, PipelineError};
 use std::path::PathBuf;
 
@@ -22,6 +23,9 @@ pub enum SessionError {
     /// A group of the kernel could not be put in force, or be taken out.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// Functions of a kernel could not be copied.
+    #[error(transparent)]
+    Position(#[from] PositionError),
     /// Sampling failed.
     #[error(transparent)]
     Perf(#[from] restitch_perf::PerfError),
@@ -192,6 +196,7 @@ impl SessionError {
             Self::Process(error) => of_process(error),
             Self::Kernel(error) => of_kernel(error),
             Self::Control(error) => of_control(error),
+            Self::Position(error) => of_position(error),
             Self::Proc(error) => of_proc(error),
             Self::Trace(error) => of_trace(error),
             Self::Perf(error) | Self::Unsampled { error, .. } => of_perf(error),
@@ -233,7 +238,7 @@ fn of_kernel(error: &KernelError) -> ExitCode {
         error if error.is_permission() => ExitCode::NotPermitted,
         KernelError::Read { .. } | KernelError::Hidden { .. } => ExitCode::Failure,
         KernelError::Damaged { .. } => ExitCode::BadInput,
-        KernelError::Missing { .. } => ExitCode::Refused,
+        KernelError::Missing { .. } | KernelError::NoModules { .. } => ExitCode::Refused,
         KernelError::NoFunction { .. } | KernelError::Ambiguous { .. } => ExitCode::Usage,
     }
 }
@@ -244,6 +249,15 @@ fn of_control(error: &ControlError) -> ExitCode {
         ControlError::NoGroup { .. } => ExitCode::NothingToDo,
         ControlError::Foreign { .. } => ExitCode::BadInput,
         ControlError::Failed { .. } => ExitCode::Failure,
+        _ => ExitCode::Refused,
+    }
+}
+
+fn of_position(error: &PositionError) -> ExitCode {
+    match error {
+        error if error.is_bad_example() => ExitCode::BadInput,
+        PositionError::Unproved(_) => ExitCode::CheckFailed,
+        PositionError::NeverCalled(_) => ExitCode::NothingToDo,
         _ => ExitCode::Refused,
     }
 }
