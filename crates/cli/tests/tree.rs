@@ -206,7 +206,11 @@ fn a_member_whose_state_is_lost_is_named_and_stays() {
     assert!(!look::differences(other).is_empty(), "process {other} is not in the new layout");
     assert_eq!(look::differences(lost), changed);
     let reverted = restitch.run(&["revert", &forker.pid().to_string(), "--tree"]);
-    reverted.expect(code::DONE);
+    common::expect_message(&reverted, code::REFUSED, &[&format!("process {lost}: a layout of restitch")]);
+    for pid in [forker.pid(), other] {
+        assert_eq!(look::differences(pid), [], "process {pid} keeps the layout");
+    }
+    assert_eq!(look::differences(lost), changed);
     forker.assert_well("after revert --tree");
     before.revert(lost).expect(code::DONE);
     forker.assert_well("after the revert");

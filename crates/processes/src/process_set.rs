@@ -48,7 +48,7 @@ pub struct ProcessSet {
     /// Processes of other users that run the program, with their users: they stay as they are.
     strangers: BTreeMap<i32, [u32; 3]>,
     /// Processes that run the program and that cannot be looked at, with the reason: they stay as well.
-    unopened: BTreeMap<i32, String>,
+    unopened: BTreeMap<i32, ProcessError>,
     /// CPU time of the processes when they joined, or when it was last asked which are busy.
     ticks: BTreeMap<i32, u64>,
 }
@@ -177,7 +177,7 @@ impl ProcessSet {
                 Ok(live) => live,
                 Err(error) => {
                     if self.tree && candidate.is_alive() {
-                        self.unopened.insert(candidate.pid, error.to_string());
+                        self.unopened.insert(candidate.pid, error);
                     }
                     continue;
                 }
@@ -205,6 +205,14 @@ impl ProcessSet {
             format!("--tree leaves {count} process(es) as they are that run the program; of {pid}: {why}")
         });
         of_others.into_iter().chain(first).collect()
+    }
+
+    /// Those of them, with the error that says so, that are in a layout whose state files are not here. They
+    /// are told once.
+    pub fn take_lost(&mut self) -> Vec<(i32, SessionError)> {
+        let all = std::mem::take(&mut self.unopened).into_iter();
+        let lost = all.filter(|(_, error)| matches!(error, ProcessError::StateLost { .. }));
+        lost.map(|(pid, error)| (pid, error.into())).collect()
     }
 
     fn of_other_users(&self) -> Option<String> {

@@ -201,7 +201,9 @@ pub(crate) fn revert_where(
 ) -> Result<Reverted, SessionError> {
     let mut set = ProcessSet::open(pid, tree)?;
     let pid = set.leader.target().pid();
+    let lost = set.take_lost();
     let mut reverted = given_back(&mut set, wanted);
+    reverted.processes.extend(lost.into_iter().map(|(member, error)| (member, GivenBack::Failed(error))));
     // Those that run the program at other addresses are sets of their own. An error: the named process has
     // ended meanwhile.
     let families = if tree { families(pid).unwrap_or_default() } else { Vec::new() };
