@@ -16,13 +16,13 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILT = os.path.join(ROOT, "target/debug")
 KERNELS = ("6.1", "6.12", "7.3")
-# Name, load, root and what is called from it on the hot path. Not each kernel has all of the latter.
+# Load, root under its names in different kernels, and what it calls on the hot path, where the kernel has it.
 GROUPS = (
-    ("poll", "poll", "do_sys_poll", "poll_freewait __fdget fput"),
-    ("pipe_in", "pipe", "pipe_write", "copy_page_from_iter anon_pipe_write"),
-    ("pipe_out", "pipe", "pipe_read", "copy_page_to_iter anon_pipe_read"),
-    ("tcp", "tcp", "tcp_v4_rcv", "tcp_v4_do_rcv tcp_rcv_established tcp_ack tcp_data_queue tcp_queue_rcv tcp_rcv_state_process"),
-    ("file", "file", "ext4_file_read_iter", "generic_file_read_iter filemap_read filemap_get_pages filemap_get_read_batch touch_atime"),
+    ("poll", "do_sys_poll", "poll_freewait __fdget fput"),
+    ("pipe", "pipe_write anon_pipe_write", "copy_page_from_iter"),
+    ("pipe", "pipe_read anon_pipe_read", "copy_page_to_iter"),
+    ("tcp", "tcp_v4_rcv", "tcp_v4_do_rcv tcp_rcv_established tcp_ack tcp_data_queue tcp_queue_rcv tcp_rcv_state_process"),
+    ("file", "ext4_file_read_iter", "generic_file_read_iter filemap_read filemap_get_pages filemap_get_read_batch touch_atime"),
 )
 # Processors, and options of the control module: the last has it redirect as live patches do, which any kernel can.
 RUNS = ((1, ""), (2, ""), (2, "registers=1"))
@@ -49,6 +49,12 @@ def program(folder, name):
     to = os.path.join(folder, name)
     run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o", to, f"tests/guest/{name}.c"])
     return to
+
+
+def copies(module):
+    """The functions that a group module has copies of."""
+    end = ".restitch"
+    return {line.split()[-1][:-len(end)] for line in run(["nm", module]).splitlines() if line.endswith(end)}
 
 
 class View:
@@ -79,7 +85,7 @@ class View:
             (at,), (count,) = struct.unpack_from("<Q", head, 32), struct.unpack_from("<H", head, 56)
             for number in range(count):
                 core.seek(at + 56 * number)
-                kind, _, offset, start, _, size = struct.unpack("<IIQQQQ", core.read(40 + 8)[:40])
+                kind, _, offset, start, _, size = struct.unpack("<IIQQQQ", core.read(40))
                 if kind == 1 and start <= address and address + length <= start + size:
                     core.seek(offset + address - start)
                     return core.read(length)
@@ -101,13 +107,14 @@ class Bench:
         guest("view", self.kernel, "--append", "nokaslr", "--processors", str(processors), "--to", folder)
         return View(folder)
 
-    def group(self, view, name, functions):
-        """Writes the group module of functions."""
-        to = os.path.join(self.folder, f"{name}.ko")
-        maker = os.path.join(BUILT, "examples/copy")
-        said = run([maker, view.folder, self.control, to, name, "reversed", *functions], env={**os.environ, "RUST_BACKTRACE": "0"})
-        print(f"  {self.kernel}: {name}: {' '.join(functions)}: {said.strip()}", flush=True)
-        return to
+    def group(self, view, root, callees):
+        """Writes the group module of a function and of others that it calls; its name and its file."""
+        name = f"restitch_{root}"
+        to = os.path.join(view.folder, f"{name}.ko")
+        command = [os.path.join(BUILT, "examples/copy"), view.folder, self.control, to, name, "reversed", root, *callees]
+        said = run(command, env={**os.environ, "RUST_BACKTRACE": "0"})
+        print(f"  {self.kernel}: {root}: {said.strip()}", flush=True)
+        return name, to
 
     def text(self, name, text):
         to = os.path.join(self.folder, name)
@@ -117,16 +124,18 @@ class Bench:
 
     def files(self, view):
         """Options of a guest that has all groups: files and where they go."""
-        roots, memory, files = "", "", [(self.control, "/control.ko"), (self.programs["loads"], "/loads"), (self.programs["groups"], "/groups/programs")]
-        for name, load, root, more in GROUPS:
-            if not view.has(root) and view.has(more.split()[-1]):
-                root = more.split()[-1]
-            functions = [root, *(each for each in more.split() if each != root and view.has(each))]
-            files.append((self.group(view, name, functions), f"/groups/{name}.ko"))
+        files = [(self.control, "/control.ko"), (self.programs["loads"], "/loads"), (self.programs["groups"], "/groups/programs")]
+        roots, copied = "", set()
+        for load, names, more in GROUPS:
+            root = next(name for name in names.split() if view.has(name))
+            name, file = self.group(view, root, [each for each in more.split() if view.has(each)])
+            files.append((file, f"/groups/{name}.ko"))
             roots += f"{name} {root} {load}\n"
-            for function in functions:
-                address, length = view.extent(function)
-                memory += f"{address:x} {length} {hashlib.sha256(view.memory(address, length)).hexdigest()} {function}\n"
+            copied |= copies(file)
+        memory = ""
+        for function in sorted(filter(view.has, copied)):
+            address, length = view.extent(function)
+            memory += f"{address:x} {length} {hashlib.sha256(view.memory(address, length)).hexdigest()} {function}\n"
         files += [(self.text("roots", roots), "/roots"), (self.text("memory", memory), "/memory")]
         return [word for host, there in files for word in ("--in", f"{host}:{there}")]
 
@@ -142,7 +151,7 @@ class Bench:
 
     def refuse(self, files):
         """With the kernel at another address, its memory is elsewhere."""
-        script = "insmod /control.ko && insmod /groups/poll.ko 2>&1; cat /dev/restitch-kernel; echo end"
+        script = "insmod /control.ko && insmod /groups/restitch_do_sys_poll.ko 2>&1; cat /dev/restitch-kernel; echo end"
         said = guest("run", self.kernel, *files, "--", "sh", "-c", script)
         if not said.endswith("invalid module format\nend\n"):
             raise Failed(f"a module of another boot is taken: {said}")

@@ -3,7 +3,7 @@
 #
 #	NAME ROOT LOAD
 #
-# and /memory one for each function that they copy:
+# (one is of do_sys_poll) and /memory one for each function that they copy:
 #
 #	ADDRESS LENGTH SHA256 NAME
 #
@@ -12,6 +12,7 @@
 TRACING=/sys/kernel/tracing
 DEVICE=/dev/restitch-kernel
 NAMES=$(cut -d ' ' -f 1 /roots)
+POLL=$(sed -n 's/^\([^ ]*\) do_sys_poll .*/\1/p' /roots)
 LOADS=$(cut -d ' ' -f 3 /roots | sort -u)
 FILE=/work.data
 
@@ -110,7 +111,7 @@ held "loads without groups"
 
 # Probes on a function stay where they are while its callers are led to the copy.
 echo 'p:original do_sys_poll' >$TRACING/kprobe_events || failed "no probe"
-echo 'p:copy poll:do_sys_poll.restitch' >>$TRACING/kprobe_events || failed "no probe on the copy"
+echo "p:copy $POLL:do_sys_poll.restitch" >>$TRACING/kprobe_events || failed "no probe on the copy"
 echo 1 >$TRACING/events/kprobes/enable
 counted 100 0
 exec 3<>$DEVICE
@@ -120,7 +121,7 @@ held "a probe that was there before sees all calls, one on the copy too"
 echo 0 >$TRACING/events/kprobes/enable
 echo >$TRACING/kprobe_events
 echo 'p:original do_sys_poll' >$TRACING/kprobe_events || failed "no probe while the group is in force"
-echo 'p:copy poll:do_sys_poll.restitch' >>$TRACING/kprobe_events
+echo "p:copy $POLL:do_sys_poll.restitch" >>$TRACING/kprobe_events
 echo 1 >$TRACING/events/kprobes/enable
 counted 100 100
 held "a probe that is set while the group is in force"
@@ -142,14 +143,15 @@ held "loads with all groups in force"
 echo 'schedule_hrtimeout_range*' >$TRACING/set_ftrace_filter
 echo function_graph >$TRACING/current_tracer || failed "no graph tracer"
 sleepers=
-for each in poll/poll pipe_out/pipe; do
-    name=${each%/*} root=$(sed -n "s|^${each%/*} \([^ ]*\) .*|\1|p" /roots)
-    [ "$root" ] || continue
-    /loads sleep "${each#*/}" &
+while read -r name root load; do
+    case $root in
+    do_sys_poll | *pipe_read) /loads sleep "$load" & ;;
+    *) continue ;;
+    esac
     sleepers="$sleepers $name/$!"
     within 10 grep -q "$root.restitch+.*\[$name\]" "/proc/$!/stack" ||
         failed "the stack of who sleeps in $name is: $(cat /proc/$!/stack)"
-done
+done </roots
 held "a stack names the copy"
 for name in $NAMES; do echo "disable $name" >&3 || failed "$name cannot be disabled"; done
 for each in $sleepers; do
