@@ -54,10 +54,16 @@ impl<'k> Original<'k> {
             |start: &str, end: &str| Some(SvmaRange::between(symbols.address(start)?, symbols.address(end)?));
         let text = between("_stext", "_etext").filter(|text| text.start < text.end);
         let kept = |name: &&str| between(&format!("__{name}_start"), &format!("__{name}_end"));
+        let mut tables = Tables::of_kernel(kernel, &facts.warning)?;
+        // A key that cannot be written any more switches nothing: its branches are code as it stands. A module
+        // that lists one would have the loader write to it.
+        if let Some(sealed) = between("__start_ro_after_init", "__end_ro_after_init") {
+            tables.keys.retain(|_, key| !sealed.contains(key.key));
+        }
         Ok(Self {
             kernel,
             facts,
-            tables: Tables::of_kernel(kernel, &facts.warning)?,
+            tables,
             text: text.ok_or(Problem::Kernel("the bounds of its code are not among its symbols"))?,
             kept: KEPT.iter().filter_map(kept).collect(),
             return_thunk: symbols.address("__x86_return_thunk"),

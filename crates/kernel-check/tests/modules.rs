@@ -126,11 +126,35 @@ impl Against {
     }
 }
 
+/// Such a branch is copied as it stands.
+#[test]
+fn a_key_that_cannot_be_switched_any_more_is_no_key() {
+    for is_jump in [false, true] {
+        let mut kernel = Synthetic::of(&group(), Live { key: is_jump, ..LIVE });
+        kernel.name(DATA + KEY, "__start_ro_after_init");
+        kernel.name(DATA + KEY + 16, "__end_ro_after_init");
+        let plain = |is_taken: bool| {
+            let mut group = group();
+            let End::StaticKey { taken, next, .. } = hot(&mut group).end else { panic!() };
+            hot(&mut group).end = if is_taken { End::Jump(taken) } else { End::Next(next) };
+            checked(&group, &kernel)
+        };
+        let proved = plain(is_jump);
+        assert!(proved.is_ok(), "{is_jump}: {:#?}", proved.err().map(|error| error.findings));
+        assert!(plain(!is_jump).is_err(), "the other way of it");
+    }
+}
+
 #[test]
 fn a_module_for_another_kernel_or_request_is_refused() {
     type Change = fn(&mut Against);
-    let cases: [(&str, Change); 28] = [
+    let cases: [(&str, Change); 29] = [
         ("than was asked for", |a| a.asked.clear()),
+        // The key cannot be written any more: the loader must not be told of it.
+        ("does not do what", |a| {
+            a.kernel.name(DATA + KEY, "__start_ro_after_init");
+            a.kernel.name(DATA + KEY + 16, "__end_ro_after_init");
+        }),
         ("than was asked for", |a| a.asked = BTreeSet::from([at(0x1000), at(0x2000)])),
         ("not the original's", |a| a.kernel.write(TEXT + 0x1016, &[0x84])),
         ("is a breakpoint", |a| a.kernel.write(TEXT + 0x1038, &[0xcc])),

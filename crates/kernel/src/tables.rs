@@ -78,7 +78,7 @@ pub struct UnwindEntry {
 pub struct Tables {
     /// `__ex_table`.
     pub exceptions: Vec<ExceptionEntry>,
-    /// `__jump_table`.
+    /// `__jump_table`, without keys that cannot be switched any more.
     pub keys: Vec<KeyEntry>,
     /// `.static_call_sites`.
     pub calls: Vec<CallEntry>,
@@ -143,8 +143,17 @@ impl Tables {
         reader.bugs(&types, &mut tables);
         tables.unwind = reader.unwind();
         tables.missing = reader.missing;
+        tables.leave_out_sealed(symbols);
         tables.sort();
         Ok(tables)
+    }
+
+    /// A key that cannot be written any more (`__ro_after_init`) switches nothing: its branches are plain code.
+    /// Up to 6.9 a module that lists one makes the loader write to it, which is the kernel's end.
+    fn leave_out_sealed(&mut self, symbols: &Symbols) {
+        if let Some(sealed) = symbols.range("__start_ro_after_init", "__end_ro_after_init") {
+            self.keys.retain(|entry| !sealed.contains(entry.key));
+        }
     }
 
     fn sort(&mut self) {
