@@ -6,8 +6,10 @@ tracer and stacks name original and copy; who sleeps in a copy keeps its module.
 refused. No result may be wrong, and the kernel may not complain. ONLY names some of the kernels;
 SECONDS says how long groups are toggled, KILLS how many holders are killed. It needs apt, gcc and some minutes a kernel."""
 
+import glob
 import hashlib
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,13 +18,13 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILT = os.path.join(ROOT, "target/debug")
 KERNELS = ("6.1", "6.12", "7.3")
-# Load, root under its names in different kernels, and what it calls on the hot path, where the kernel has it.
+# Load, and root under its names in different kernels; what it calls is copied as well.
 GROUPS = (
-    ("poll", "do_sys_poll", "poll_freewait __fdget fput"),
-    ("pipe", "pipe_write anon_pipe_write", "copy_page_from_iter"),
-    ("pipe", "pipe_read anon_pipe_read", "copy_page_to_iter"),
-    ("tcp", "tcp_v4_rcv", "tcp_v4_do_rcv tcp_rcv_established tcp_ack tcp_data_queue tcp_queue_rcv tcp_rcv_state_process"),
-    ("file", "ext4_file_read_iter", "generic_file_read_iter filemap_read filemap_get_pages filemap_get_read_batch touch_atime"),
+    ("poll", "do_sys_poll"),
+    ("pipe", "pipe_write anon_pipe_write"),
+    ("pipe", "pipe_read anon_pipe_read"),
+    ("tcp", "tcp_v4_rcv"),
+    ("file", "ext4_file_read_iter"),
 )
 # Processors, and options of the control module: the last has it redirect as live patches do, which any kernel can.
 RUNS = ((1, ""), (2, ""), (2, "registers=1"))
@@ -105,13 +107,17 @@ class Bench:
         if os.path.exists(folder):
             return View(folder)
         guest("view", self.kernel, "--append", "nokaslr", "--processors", str(processors), "--to", folder)
+        # Checksums of what it exports are among what a module has to say.
+        (modules,) = glob.glob(os.path.join(folder, "lib/modules/*"))
+        shutil.copy(self.control, os.path.join(modules, "restitch-kernel.ko"))
         return View(folder)
 
-    def group(self, view, root, callees):
-        """Writes the group module of a function and of others that it calls; its name and its file."""
+    def group(self, view, root):
+        """Writes the group module of a function and of what it calls; its name and its file."""
         name = f"restitch_{root}"
         to = os.path.join(view.folder, f"{name}.ko")
-        command = [os.path.join(BUILT, "examples/copy"), view.folder, self.control, to, name, "reversed", root, *callees]
+        command = [os.path.join(BUILT, "restitch"), "kernel", "position", root, "--view", view.folder]
+        command += ["--callees", "1", "--order", "reversed", "--write", to]
         said = run(command, env={**os.environ, "RUST_BACKTRACE": "0"})
         print(f"  {self.kernel}: {root}: {said.strip()}", flush=True)
         return name, to
@@ -126,9 +132,9 @@ class Bench:
         """Options of a guest that has all groups: files and where they go."""
         files = [(self.control, "/control.ko"), (self.programs["loads"], "/loads"), (self.programs["groups"], "/groups/programs")]
         roots, copied = "", set()
-        for load, names, more in GROUPS:
+        for load, names in GROUPS:
             root = next(name for name in names.split() if view.has(name))
-            name, file = self.group(view, root, [each for each in more.split() if view.has(each)])
+            name, file = self.group(view, root)
             files.append((file, f"/groups/{name}.ko"))
             roots += f"{name} {root} {load}\n"
             copied |= copies(file)
@@ -169,7 +175,7 @@ def prove(kernel):
 
 def main():
     only = os.environ.get("ONLY", "").split()
-    run(["cargo", "build", "-q", "-p", "restitch-guest", "-p", "restitch-kernel-group", "--bins", "--examples"])
+    run(["cargo", "build", "-q", "-p", "restitch-guest", "-p", "restitch", "--bins"])
     bad = []
     for kernel in KERNELS:
         if only and kernel not in only:

@@ -11,7 +11,8 @@ use restitch_guest::{Error, FileIn, Guest, Job, Source, build_control_module, ta
 use restitch_testkit::{scratch, skip_unsupported};
 use sha2::{Digest, Sha256};
 
-/// The function whose callers are led to the copy, and what it calls, where this kernel has it.
+/// The function whose callers are led to the copy, and some of what it calls, where this kernel has it: of
+/// these the memory is compared.
 const FUNCTIONS: [&str; 4] = ["do_sys_poll", "poll_freewait", "__fdget", "fput"];
 /// How long the group is toggled, with and without tracing, in seconds; holders that are killed.
 const SETTINGS: &str = "SECONDS=5 KILLS=5\n";
@@ -35,12 +36,17 @@ fn file(guest: &str, source: Source) -> FileIn {
     FileIn { guest: guest.into(), source, executable: true }
 }
 
-/// The group module of functions in a view, their blocks reversed.
-fn group(view: &Path, control: &Path, functions: &[&str]) -> PathBuf {
-    let to = view.with_file_name("poll.ko");
+/// The group's name: that of its function behind the product's.
+const GROUP: &str = "restitch_do_sys_poll";
+
+/// The group module of the first function in a view and of what it calls, their blocks reversed.
+fn group(view: &Path, release: &str, control: &Path) -> PathBuf {
+    let to = view.with_file_name(format!("{GROUP}.ko"));
+    // Checksums of what it exports are among what a module has to say.
+    std::fs::copy(control, view.join("lib/modules").join(release).join("restitch-kernel.ko")).unwrap();
     let mut command = Command::new(env!("CARGO"));
-    command.args(["run", "-q", "-p", "restitch-kernel-group", "--example", "copy", "--"]);
-    command.arg(view).arg(control).arg(&to).args(["poll", "reversed"]).args(functions);
+    command.args(["run", "-q", "-p", "restitch", "--", "kernel", "position", FUNCTIONS[0], "--view"]);
+    command.arg(view).args(["--callees", "1", "--order", "reversed", "--write"]).arg(&to);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     to
@@ -79,14 +85,14 @@ fn given(Bench { lab, kernel }: &Bench, folder: &Path) -> Result<Option<Given>, 
     take_view(&Guest::new(lab, kernel).append("nokaslr").processors(2), kernel, &view)?;
     let functions = FUNCTIONS.into_iter().filter(|name| address_of(&view, name).is_some());
     let functions: Vec<&str> = functions.collect();
-    let group = group(&view, &control, &functions);
+    let group = group(&view, kernel.release(), &control);
     let memory = memory(&view, &functions);
     let files = vec![
         loads,
         groups,
         file("/control.ko", Source::Path(control)),
-        file("/groups/poll.ko", Source::Path(group)),
-        file("/roots", Source::Bytes(b"poll do_sys_poll poll\n".to_vec())),
+        file(&format!("/groups/{GROUP}.ko"), Source::Path(group)),
+        file("/roots", Source::Bytes(format!("{GROUP} do_sys_poll poll\n").into_bytes())),
         file("/memory", Source::Bytes(memory.into_bytes())),
     ];
     Ok(Some(Given { view, files }))
@@ -107,9 +113,11 @@ fn copies_in_force_do_what_the_kernel_does_and_leave_it_as_it_was() {
     assert!(text.ends_with("all held\n"), "{text}");
 
     // Addresses are others in a boot of its own choice: the group is refused.
-    let moved = "grep -w do_sys_poll /proc/kallsyms; insmod /control.ko; insmod /groups/poll.ko && echo taken; \
-                 cat /dev/restitch-kernel; echo end";
-    let text = run(Guest::new(lab, kernel).processors(2), moved.into());
+    let moved = format!(
+        "grep -w do_sys_poll /proc/kallsyms; insmod /control.ko; insmod /groups/{GROUP}.ko && echo taken; \
+         cat /dev/restitch-kernel; echo end"
+    );
+    let text = run(Guest::new(lab, kernel).processors(2), moved);
     let there = format!("{:x} ", address_of(&view, "do_sys_poll").unwrap());
     assert!(!text.starts_with(&there), "{text}");
     assert!(text.ends_with("invalid module format\nend\n") && !text.contains("taken"), "{text}");
