@@ -55,8 +55,8 @@ impl<'k> Original<'k> {
         let text = between("_stext", "_etext").filter(|text| text.start < text.end);
         let kept = |name: &&str| between(&format!("__{name}_start"), &format!("__{name}_end"));
         let mut tables = Tables::of_kernel(kernel, &facts.warning)?;
-        // A key that cannot be written any more switches nothing: its branches are code as it stands. A module
-        // that lists one would have the loader write to it.
+        // A key that cannot be written any more switches nothing: its branches are code as it stands. A
+        // module that lists one would have the loader write to it.
         if let Some(sealed) = between("__start_ro_after_init", "__end_ro_after_init") {
             tables.keys.retain(|_, key| !sealed.contains(key.key));
         }

@@ -82,4 +82,23 @@ read        loaded; the calls of its 3 functions go to the original code
         assert_eq!(text, expected);
         assert!(Groups::new(Vec::new()).to_text().starts_with("No group"));
     }
+
+    #[test]
+    fn the_document_has_all_fields() {
+        let group = GroupStatus {
+            name: "poll".into(),
+            state: GroupState::Draining,
+            means: "jump".into(),
+            functions: 3,
+            standing: 1,
+        };
+        let json = Groups::new(vec![group]).to_json().expect("numbers and texts");
+        let value: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        assert_eq!(value["groups"][0]["state"], "draining");
+        let document =
+            include_str!("../../../docs/json.md").split("## Groups in the kernel").nth(1).expect("a part");
+        for field in value["groups"][0].as_object().expect("fields").keys() {
+            assert!(document.contains(&format!("| `groups[].{field}` |")), "{field}");
+        }
+    }
 }

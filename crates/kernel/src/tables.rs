@@ -148,8 +148,8 @@ impl Tables {
         Ok(tables)
     }
 
-    /// A key that cannot be written any more (`__ro_after_init`) switches nothing: its branches are plain code.
-    /// Up to 6.9 a module that lists one makes the loader write to it, which is the kernel's end.
+    /// A key that cannot be written any more (`__ro_after_init`) switches nothing: its branches are plain
+    /// code. Up to 6.9 a module that lists one makes the loader write to it, which is the kernel's end.
     fn leave_out_sealed(&mut self, symbols: &Symbols) {
         if let Some(sealed) = symbols.range("__start_ro_after_init", "__end_ro_after_init") {
             self.keys.retain(|entry| !sealed.contains(entry.key));

@@ -36,6 +36,18 @@ fn reasons(small: &SmallKernel, name: &str) -> Vec<Reason> {
     kernel.reasons(id, &kernel.code(id))
 }
 
+/// What is read-only since boot switches nothing any more.
+#[test]
+fn branches_by_keys_that_cannot_be_written_are_plain_code() {
+    let mut small = SmallKernel::new();
+    let line = small.symbols.lines().find(|line| line.ends_with(" key")).expect("a key").to_owned();
+    let key = u64::from_str_radix(line.split(' ').next().expect("an address"), 16).expect("hexadecimal");
+    small.symbols +=
+        &format!("{key:016x} D __start_ro_after_init\n{:016x} D __end_ro_after_init\n", key + 16);
+    let code = code(&kernel(&small), "work");
+    assert!(code.blocks.iter().all(|block| !matches!(block.end, End::StaticKey { .. })), "{code:?}");
+}
+
 #[test]
 fn a_function_is_cut_into_blocks_with_its_rarely_executed_part() {
     let small = SmallKernel::new();
