@@ -26,12 +26,13 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
     if !args.command.changes_processes() {
         return run_command_line(args);
     }
-    let _asked = AskedToEnd::begin();
+    let asked = AskedToEnd::begin();
     AskedToEnd::answer("restitch: it is ending already, as soon as the step that it is at is done");
-    let _keeper = Keeper::start();
+    let keeper = Keeper::start();
     let done = or_interrupted(run_command_line(args));
+    drop(keeper);
     // What was asked for is done, but whoever has asked it to end is to see that it heard.
-    match (done, AskedToEnd::signal()) {
+    match (done, asked.end()) {
         (Ok(0), Some(signal)) => Ok(ExitCode::of_signal(signal).number()),
         (done, _) => done,
     }

@@ -42,9 +42,22 @@ pub(crate) fn run_layouts(
     runs: &LabRuns,
     watcher: &mut dyn Watcher,
 ) -> Result<Measured, SessionError> {
-    let failed = |why: Why| SessionError::Command { command: shown(&runs.command), why };
     // Whoever interrupts it does not keep its files.
-    let _asked = AskedToEnd::begin();
+    let asked = AskedToEnd::begin();
+    let measured = measure(options, runs, watcher)?;
+    match asked.end() {
+        Some(signal) => Err(SessionError::Interrupted { signal, then: String::new() }),
+        None => Ok(measured),
+    }
+}
+
+/// Makes the files of the layouts, and runs them and the original in turn.
+fn measure(
+    options: &LabOptions,
+    runs: &LabRuns,
+    watcher: &mut dyn Watcher,
+) -> Result<Measured, SessionError> {
+    let failed = |why: Why| SessionError::Command { command: shown(&runs.command), why };
     let folder = tempfile::Builder::new().prefix("restitch-lab-").tempdir();
     let without = |e| failed(explained(format!("making a folder for the files to run: {e}"), e));
     let folder = folder.map_err(without)?;

@@ -204,6 +204,13 @@ impl AskedToEnd {
         Some(FIRST.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }
 
+    /// Requests are no longer noted: the next one ends this program. The signal of the first one before, if
+    /// there was any; none is lost in between.
+    pub fn end(self) -> Option<i32> {
+        drop(self);
+        Self::signal()
+    }
+
     /// True from the first request on, for loops that have a flag to look at.
     pub fn flag() -> &'static AtomicBool {
         &ASKED
@@ -267,6 +274,17 @@ impl Drop for AskedToEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_is_seen_up_to_the_very_end() {
+        let asked = AskedToEnd::begin();
+        assert_eq!(AskedToEnd::signal(), None);
+        // Those that are ignored say nothing.
+        let Some(signal) = asked.signals.first().copied() else { return };
+        // SAFETY: no pointers; the handler is installed, so the signal does not end this program.
+        unsafe { libc::raise(signal) };
+        assert_eq!(asked.end(), Some(signal));
+    }
 
     #[test]
     fn what_the_terminal_sent_is_told_apart_by_signal() {
