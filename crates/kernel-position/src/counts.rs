@@ -36,6 +36,11 @@ impl Counts {
         counts.collect()
     }
 
+    /// Takes in what was counted besides; where both know an address, the new count is taken.
+    pub fn extend(&mut self, others: &Self) {
+        self.by_address.extend(&others.by_address);
+    }
+
     /// How often the instruction at an address was executed.
     pub fn at(&self, address: Svma) -> u64 {
         self.by_address.get(&address).copied().unwrap_or(0)

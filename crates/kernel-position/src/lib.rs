@@ -2,7 +2,8 @@
 //!
 //! **You** read a kernel (`restitch-kernel`) and a module file of it, make a [`Subject`] of both, and say in
 //! a [`Request`] which functions are to be copied, and in which [`Order`]. A [`Positioner`] gives the module
-//! file that `restitch-kernel-check` has proved ([`Positioned`]), with what is in it and what stays.
+//! file that `restitch-kernel-check` has proved ([`Positioned`]), with what is in it and what stays. A
+//! [`Search`] says which functions are to be counted to find those that a root's group is to be of.
 //!
 //! The phases: blocks of the analysis become blocks of a group (`convert.rs`); those that control can reach
 //! in it are kept (`reach.rs`); they are put in order (`order.rs`); the file is written and proved
@@ -26,6 +27,7 @@ mod pieces;
 mod position;
 mod reach;
 mod request;
+mod search;
 mod subject;
 mod text;
 
@@ -34,4 +36,5 @@ pub use counts::Counts;
 pub use error::{CountsError, Obstacle, PositionError, Refused, Why};
 pub use position::{Copied, Positioned, Positioner};
 pub use request::{Order, Request};
+pub use search::Search;
 pub use subject::{ModuleFile, Subject};

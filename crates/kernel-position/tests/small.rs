@@ -4,7 +4,9 @@ use restitch_address::Svma;
 use restitch_kernel::{FunctionId, Kernel, Lists, Symbols, image};
 use restitch_kernel_check::ModuleForm;
 use restitch_kernel_group::ModuleFacts;
-use restitch_kernel_position::{Counts, Order, PositionError, Positioned, Positioner, Request, Subject, Why};
+use restitch_kernel_position::{
+    Counts, Order, PositionError, Positioned, Positioner, Request, Search, Subject, Why,
+};
 use restitch_testkit::small_kernel::SmallKernel;
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -228,4 +230,31 @@ fn odd_code_is_copied_as_what_it_means() {
         let positioned = made.proved(&["reads_user"], &[]);
         assert!(holds(positioned.module.file(), copy), "{what}");
     }
+}
+
+#[test]
+fn callees_are_counted_after_those_that_have_called_them() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let id = |name: &str| kernel.find(name).expect("there");
+    let (work, fail, warns) = (id("work"), id("fail"), id("warns"));
+    let executed = |blocks: &[&str]| -> Counts {
+        blocks.iter().map(|name| (Svma::new(small.function(name)), 10)).collect()
+    };
+    // `fail` is called in the part of `work` that was not executed.
+    let mut search = Search::new(&kernel, &[work]);
+    assert_eq!((search.level(), search.depth()), (&[work][..], 0));
+    search.counted(&executed(&["work"]));
+    assert_eq!(search.level(), []);
+    // What was seen called through a pointer is counted, once.
+    search.seen([warns, work, warns]);
+    assert_eq!(search.level(), [warns]);
+    search.counted(&Counts::default());
+    assert_eq!(search.finish(), (vec![work, warns], executed(&["work"])));
+    let mut search = Search::new(&kernel, &[work]);
+    search.counted(&executed(&["work", "work.cold"]));
+    assert_eq!((search.level(), search.depth()), (&[fail][..], 1));
+    search.counted(&executed(&["fail"]));
+    assert_eq!(search.level(), [], "what is known is not counted again");
+    assert_eq!(search.finish(), (vec![work, fail], executed(&["work", "work.cold", "fail"])));
 }
