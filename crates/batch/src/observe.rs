@@ -498,7 +498,14 @@ pub(crate) mod tests {
     }
 
     fn sample(pid: i32, ip: u64) -> Record {
-        Record::Sample(Sample { pid, tid: pid, ip: Avma::new(ip), time: 0, branches: Vec::new() })
+        Record::Sample(Sample {
+            pid,
+            tid: pid,
+            ip: Avma::new(ip),
+            time: 0,
+            callers: Vec::new(),
+            branches: Vec::new(),
+        })
     }
 
     /// An observer that has seen two programs begin, `a` and `b`.

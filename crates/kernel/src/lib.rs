@@ -6,7 +6,7 @@
 //! finds the [`Functions`], and what one of them can only know from all others; [`Kernel::code`] gives the
 //! [`Code`] of one: blocks, edges, and each place that is no plain copy, as `restitch-kernel-group` wants
 //! them; [`Kernel::reasons`] why it stays where it is. [`Survey`] has the figures of all. [`edge_counts`]
-//! makes counts of edges of counts of blocks.
+//! makes counts of edges of counts of blocks. [`Sampled`] says where a kernel's time goes, by samples.
 //!
 //! **It does not** change anything, load modules, or decide what is worth moving.
 //!
@@ -35,6 +35,7 @@ mod module_files;
 mod places;
 mod reason;
 mod report;
+mod sampled;
 mod source;
 mod steps;
 mod survey;
@@ -52,6 +53,7 @@ pub use module_files::{ModuleFiles, module_files, read_module};
 pub use places::Places;
 pub use reason::Reason;
 pub use report::{Analysis, BlockReport, Callee, EdgeReport, FunctionReport, Part, Stays};
+pub use sampled::{Sampled, SampledFunction};
 pub use source::Source;
 pub use steps::Known;
 pub use survey::{Counts, Staying, Survey, live_edges};

@@ -2,7 +2,7 @@
 
 use restitch_address::Svma;
 use restitch_kernel::{
-    Code, EdgeKind, End, Kernel, KernelError, Lists, Reason, SiteKind, Survey, Symbols, image,
+    Code, EdgeKind, End, Kernel, KernelError, Lists, Reason, Sampled, SiteKind, Survey, Symbols, image,
 };
 use restitch_testkit::small_kernel::SmallKernel;
 use std::io::{Error, ErrorKind, Result};
@@ -186,4 +186,47 @@ fn what_is_no_kernel_is_refused_in_words() {
     assert_eq!(refused(&foreign, &core), "list: line 1: an address, a letter and a name are wanted");
     let few = saying(small.symbols.replace("__stop___ex_table", "x"));
     assert!(refused(&few, &core).contains("CONFIG_KALLSYMS_ALL"));
+}
+
+#[test]
+fn samples_say_where_the_time_goes_and_below_which_function() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let at = |name: &str| Svma::new(small.function(name) + 4);
+    let [work, cold, fail, warns] = ["work", "work.cold", "fail", "warns"].map(at);
+    let elsewhere = Svma::new(small.function("work") - 0x1000);
+    let stacks: [(u64, Svma, &[Svma]); 6] = [
+        (50, fail, &[cold, warns]),
+        // What is called last in a function returns behind it, here to padding.
+        (20, fail, &[Svma::new(small.function("fail") - 0x10), warns, elsewhere]),
+        (10, work, &[warns]),
+        (10, warns, &[]),
+        // A recursive function is taken once.
+        (6, warns, &[work, warns, work]),
+        (4, elsewhere, &[]),
+    ];
+    let mut sampled = Sampled::default();
+    for (times, at, callers) in stacks {
+        (0..times).for_each(|_| sampled.add(&kernel.functions, at, callers));
+    }
+    assert_eq!((sampled.all, sampled.elsewhere), (100, 4));
+    let names = |found: Vec<restitch_kernel::SampledFunction>| -> Vec<(String, u64, u64)> {
+        found.iter().map(|f| (kernel.functions.get(f.id).name.clone(), f.own, f.inclusive)).collect()
+    };
+    let (work, fail, warns) =
+        (("__work_alias".to_owned(), 10, 86), ("fail".to_owned(), 70, 70), ("warns".to_owned(), 16, 96));
+    // 67.2 of 96 are wanted, then 72.
+    assert_eq!(names(sampled.hottest(0.7)), std::slice::from_ref(&fail));
+    assert_eq!(names(sampled.hottest(0.75)), [fail.clone(), warns.clone()]);
+    assert_eq!(names(sampled.hottest(1.0)), [fail.clone(), warns.clone(), work.clone()]);
+    // 86 of 96 samples of `warns` are below `work`, which is not nearly all.
+    assert_eq!(names(sampled.roots(0.1, |_| true)), [warns.clone(), work.clone(), fail.clone()]);
+    assert_eq!(names(sampled.roots(0.8, |_| true)), [warns.clone(), work.clone()]);
+    let is_fail = |id| kernel.functions.get(id).name == "fail";
+    assert_eq!(names(sampled.roots(0.1, is_fail)), [fail]);
+    let mut below = sampled.clone();
+    (0..900).for_each(|_| below.add(&kernel.functions, at("work"), &[at("warns")]));
+    assert_eq!(names(below.roots(0.5, |_| true)), [("__work_alias".to_owned(), 910, 986)]);
+    assert_eq!(Sampled::default().hottest(0.95), []);
+    assert_eq!(Sampled::default().roots(0.0, |_| true), []);
 }

@@ -28,6 +28,8 @@ pub struct Sample {
     pub ip: Avma,
     /// Nanoseconds of the kernel's `perf` clock.
     pub time: u64,
+    /// Where the kernel's functions on the stack return to, the innermost first; empty unless asked for.
+    pub callers: Vec<Avma>,
     /// The last taken branches, newest first; empty unless asked for.
     pub branches: Vec<Branch>,
 }
@@ -129,6 +131,8 @@ impl Record {
 /// and time always; other records end in thread and time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RecordLayout {
+    /// Samples have the kernel's stack behind them.
+    pub callers: bool,
     /// Samples end in a branch stack.
     pub branches: bool,
 }
@@ -193,8 +197,21 @@ impl Cursor<'_> {
 fn sample(cursor: &mut Cursor<'_>, layout: RecordLayout) -> Option<Sample> {
     let ip = Avma::new(cursor.u64()?);
     let (pid, tid, time) = (cursor.i32()?, cursor.i32()?, cursor.u64()?);
+    let callers = if layout.callers { callers(cursor)? } else { Vec::new() };
     let branches = if layout.branches { branches(cursor)? } else { Vec::new() };
-    Some(Sample { pid, tid, ip, time, branches })
+    Some(Sample { pid, tid, ip, time, callers, branches })
+}
+
+/// A chain of callers: it begins with the sampled address itself, and has marks of where it goes over to
+/// other code, which are the highest addresses.
+fn callers(cursor: &mut Cursor<'_>) -> Option<Vec<Avma>> {
+    const MARKS: u64 = -4095_i64 as u64;
+    let count = usize::try_from(cursor.u64()?).ok()?;
+    if count > cursor.0.len() / size_of::<u64>() {
+        return None;
+    }
+    let all: Option<Vec<u64>> = (0..count).map(|_| cursor.u64()).collect();
+    Some(all?.into_iter().filter(|at| *at < MARKS).skip(1).map(Avma::new).collect())
 }
 
 fn branches(cursor: &mut Cursor<'_>) -> Option<Vec<Branch>> {
@@ -254,6 +271,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const BRANCHES: RecordLayout = RecordLayout { callers: false, branches: true };
+
     fn words(words: &[u64]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
@@ -265,18 +284,30 @@ mod tests {
     #[test]
     fn a_sample_with_branches_is_read() {
         let body = words(&[0x1000, pair(7, 8), 99, 2, 0x10, 0x20, 1, 0x30, 0x40, 2]);
-        let Some(Record::Sample(sample)) = parse_record(SAMPLE, 0, &body, RecordLayout { branches: true })
-        else {
+        let Some(Record::Sample(sample)) = parse_record(SAMPLE, 0, &body, BRANCHES) else {
             panic!("no sample");
         };
         assert_eq!((sample.pid, sample.tid, sample.ip, sample.time), (7, 8, Avma::new(0x1000), 99));
         let found: Vec<_> =
             sample.branches.iter().map(|b| (b.from.get(), b.to.get(), b.mispredicted)).collect();
         assert_eq!(found, [(0x10, 0x20, true), (0x30, 0x40, false)]);
-        assert!(parse_record(SAMPLE, 0, &body[..72], RecordLayout { branches: true }).is_none());
-        assert!(
-            parse_record(SAMPLE, 0, &words(&[1, 2, 3, u64::MAX]), RecordLayout { branches: true }).is_none()
-        );
+        assert!(parse_record(SAMPLE, 0, &body[..72], BRANCHES).is_none());
+        assert!(parse_record(SAMPLE, 0, &words(&[1, 2, 3, u64::MAX]), BRANCHES).is_none());
+    }
+
+    #[test]
+    fn a_sample_with_callers_is_read() {
+        const MARK_OF_KERNEL: u64 = -128_i64 as u64;
+        let body =
+            words(&[0x1000, pair(7, 8), 99, 4, MARK_OF_KERNEL, 0x1000, 0x2000, 0x3000, 1, 0x10, 0x20, 0]);
+        let layout = RecordLayout { callers: true, branches: true };
+        let Some(Record::Sample(sample)) = parse_record(SAMPLE, 0, &body, layout) else {
+            panic!("no sample");
+        };
+        assert_eq!(sample.callers, [0x2000, 0x3000].map(Avma::new));
+        assert_eq!(sample.branches.len(), 1);
+        assert!(parse_record(SAMPLE, 0, &body[..56], layout).is_none());
+        assert!(parse_record(SAMPLE, 0, &words(&[1, 2, 3, u64::MAX]), layout).is_none());
     }
 
     #[test]
@@ -328,8 +359,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
         #[test]
-        fn any_bytes_are_read_without_panic(kind in 0u32..24, misc: u16, body in proptest::collection::vec(any::<u8>(), 0..160), branches: bool) {
-            let record = parse_record(kind, misc, &body, RecordLayout { branches });
+        fn any_bytes_are_read_without_panic(kind in 0u32..24, misc: u16, body in proptest::collection::vec(any::<u8>(), 0..160), callers: bool, branches: bool) {
+            let record = parse_record(kind, misc, &body, RecordLayout { callers, branches });
             if let Some(Record::Sample(sample)) = record {
                 prop_assert!(sample.branches.len() * BRANCH <= body.len());
             }

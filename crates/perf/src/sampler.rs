@@ -35,6 +35,10 @@ pub struct SampleOptions {
     pub inherit: bool,
     /// User code only. Needed by ordinary users where `kernel.perf_event_paranoid` is 2.
     pub exclude_kernel: bool,
+    /// Kernel code only, and not that of idle processors.
+    pub exclude_user: bool,
+    /// Take along where the kernel's functions return to ([`Sample::callers`](crate::Sample::callers)).
+    pub kernel_stacks: bool,
     /// Take the hardware's branch records along (needs cycles).
     pub branch_stack: bool,
     /// Report programs, mappings, threads and ends beside the samples. Of two samplers of the same processes
@@ -54,11 +58,20 @@ impl Default for SampleOptions {
             event: SampleEvent::Auto,
             inherit: true,
             exclude_kernel: true,
+            exclude_user: false,
+            kernel_stacks: false,
             branch_stack: false,
             tasks: true,
             times: false,
             ring_pages: 128,
         }
+    }
+}
+
+impl SampleOptions {
+    /// What its records have.
+    fn layout(self) -> RecordLayout {
+        RecordLayout { callers: self.kernel_stacks, branches: self.branch_stack }
     }
 }
 
@@ -81,7 +94,7 @@ impl IpSampler {
         let cpus = online_cpus();
         event::raise_file_limit();
         let attributes = working_attributes(event, options)?;
-        let layout = RecordLayout { branches: options.branch_stack };
+        let layout = options.layout();
         let mut sampler = Self { events: Vec::new(), rings: Vec::new(), layout, event };
         for &cpu in &cpus {
             sampler.open_cpu(cpu, &threads, &attributes, options.ring_pages, cpus.len())?;
@@ -113,7 +126,7 @@ impl IpSampler {
         attributes.set_task(1);
         attributes.set_comm(1);
         attributes.set_comm_exec(1);
-        let layout = RecordLayout { branches: options.branch_stack };
+        let layout = options.layout();
         let mut sampler = Self { events: Vec::new(), rings: Vec::new(), layout, event };
         for &cpu in &cpus {
             sampler.open_cpu(cpu, &[ALL], &attributes, options.ring_pages, cpus.len())?;
@@ -272,7 +285,13 @@ fn sampling_attributes(event: SampleEvent, options: SampleOptions) -> Attributes
     attributes.__bindgen_anon_1.sample_freq = options.frequency.clamp(1, max_sample_rate());
     attributes.sample_type =
         (bindings::PERF_SAMPLE_IP | bindings::PERF_SAMPLE_TID | bindings::PERF_SAMPLE_TIME).into();
+    if options.kernel_stacks {
+        attributes.sample_type |= u64::from(bindings::PERF_SAMPLE_CALLCHAIN);
+        attributes.set_exclude_callchain_user(1);
+    }
     attributes.set_exclude_kernel(options.exclude_kernel.into());
+    attributes.set_exclude_user(options.exclude_user.into());
+    attributes.set_exclude_idle(options.exclude_user.into());
     attributes.set_inherit(options.inherit.into());
     attributes.set_inherit_stat(options.times.into());
     let tasks = u64::from(options.tasks);

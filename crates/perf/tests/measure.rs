@@ -308,3 +308,41 @@ fn ended_processes_tell_their_time() {
     // (`perf_event_context_sched_out`), and takes those with it that tell nothing: once.
     assert!(told >= 4, "{told} of 6");
 }
+
+#[test]
+fn the_kernel_is_sampled_with_its_callers() {
+    if !may_measure() {
+        return;
+    }
+    let options = SampleOptions {
+        event: SampleEvent::CpuClock,
+        frequency: 1999,
+        exclude_kernel: false,
+        exclude_user: true,
+        kernel_stacks: true,
+        ..SampleOptions::default()
+    };
+    // Who may not look into the kernel is told so.
+    let mut sampler = match IpSampler::open(&[std::process::id() as i32], options) {
+        Ok(sampler) => sampler,
+        Err(error) => {
+            eprintln!("SKIPPED: sampling the kernel is not possible here: {error}");
+            return;
+        }
+    };
+    let mut zeros = std::fs::File::open("/dev/zero").unwrap();
+    let mut room = vec![0; 1 << 20];
+    let mut samples = Vec::new();
+    // By processor time: until there are some, however slow the machine.
+    while samples.len() < 20 {
+        std::io::Read::read_exact(&mut zeros, &mut room).unwrap();
+        let records = sampler.drain().into_iter();
+        samples.extend(records.filter_map(|record| match record {
+            Record::Sample(sample) => Some(sample),
+            _ => None,
+        }));
+    }
+    let is_kernel = |at: &Avma| at.get() >= 1 << 63;
+    assert!(samples.iter().all(|sample| is_kernel(&sample.ip) && sample.callers.iter().all(is_kernel)));
+    assert!(samples.iter().any(|sample| sample.callers.len() > 1), "no stacks");
+}

@@ -144,8 +144,16 @@ mod tests {
     fn samples_of_children_count_and_those_of_strangers_and_other_programs_do_not() {
         let mut counted = BTreeSet::from([7]);
         let fork = |pid, parent_pid| Record::Fork { pid, tid: pid, parent_pid, time: 1 };
-        let sample =
-            |pid| Record::Sample(Sample { pid, tid: pid, ip: Avma::new(1), time: 1, branches: Vec::new() });
+        let sample = |pid| {
+            Record::Sample(Sample {
+                pid,
+                tid: pid,
+                ip: Avma::new(1),
+                time: 1,
+                callers: Vec::new(),
+                branches: Vec::new(),
+            })
+        };
         let mut ask = |record: &Record| counts(&mut counted, record);
         assert!(ask(&sample(7)) && !ask(&sample(8)));
         assert!(!ask(&fork(10, 9)) && ask(&fork(8, 7)) && ask(&fork(9, 8)));

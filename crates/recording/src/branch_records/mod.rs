@@ -582,7 +582,7 @@ mod tests {
         records.mapped(GONE, &code);
         let branch = |from, to, mispredicted| Branch { from: at + from, to: at + to, mispredicted };
         let branches = vec![branch(40, 0, true), branch(8, 16, false), branch(1 << 40, 4, false)];
-        let sample = Sample { pid: GONE, tid: GONE, ip: at + 4, time: 1, branches };
+        let sample = Sample { pid: GONE, tid: GONE, ip: at + 4, time: 1, callers: Vec::new(), branches };
         records.add_stack(&sample);
         assert_eq!((records.branches(), records.elsewhere), (2, 1));
         let seen = &records.seen[0].records;
