@@ -1,5 +1,6 @@
 //! The module's code.
 
+use crate::counting::Counting;
 use crate::finding::Problem;
 use crate::insn::{CALL, Does, Insn, JUMP, PREFIX, SITE, SITE_NOP, Through, has_prefix};
 use crate::load::{Loaded, Part};
@@ -13,6 +14,7 @@ pub(crate) struct Copies<'m> {
     pub(crate) module: &'m Loaded<'m>,
     pub(crate) tables: Tables,
     pub(crate) sites: Sites,
+    pub(crate) counting: Counting,
     original: &'m Original<'m>,
 }
 
@@ -24,7 +26,8 @@ fn wrong<T>(what: &'static str) -> Result<T, Problem> {
 impl<'m> Copies<'m> {
     pub(crate) fn new(module: &'m Loaded<'m>, original: &'m Original<'m>) -> Result<Self, Problem> {
         let tables = Tables::of_module(module, &original.facts.warning)?;
-        Ok(Self { module, tables, sites: Sites::of_module(module)?, original })
+        let (sites, counting) = (Sites::of_module(module)?, Counting::of_module(module)?);
+        Ok(Self { module, tables, sites, counting, original })
     }
 
     /// The section with copies that an address is in.

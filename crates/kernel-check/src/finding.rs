@@ -119,6 +119,9 @@ pub enum Problem {
         /// What is wrong.
         what: &'static str,
     },
+    /// What counts.
+    #[error("the counter {0}")]
+    Counter(&'static str),
     /// Bytes of code that nothing leads to.
     #[error("nothing leads to this code, and it is no filler")]
     Unaccounted,

@@ -1,5 +1,6 @@
 //! Single instructions.
 
+use crate::flag_use::Flags;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use restitch_address::Svma;
 
@@ -29,6 +30,8 @@ pub(crate) struct Insn {
     pub(crate) does: Does,
     /// What an operand relative to the instruction names.
     pub(crate) names: Option<Svma>,
+    /// The flags that it uses.
+    pub(crate) flags: Flags,
     /// Its bytes, those zeroed that say where it leads or what it names.
     pub(crate) form: [u8; LONGEST],
 }
@@ -108,7 +111,7 @@ impl Insn {
         if insn.op0_kind() == OpKind::NearBranch64 {
             form[offsets.immediate_offset()..insn.len()].fill(0);
         }
-        Some(Self { at, len: insn.len() as u64, does, names, form })
+        Some(Self { at, len: insn.len() as u64, does, names, flags: Flags::of(&insn), form })
     }
 }
 

@@ -43,6 +43,10 @@ impl Symbols {
     pub fn names_around(&self, address: Svma) -> &[String] {
         self.by_address.range(..=address).next_back().map_or(&[], |(_, names)| names)
     }
+    /// Where what `address` is in begins.
+    pub fn start_around(&self, address: Svma) -> Option<Svma> {
+        self.by_address.range(..=address).next_back().map(|(start, _)| *start)
+    }
 }
 
 /// A word of 4 bytes.

@@ -27,6 +27,7 @@ pub(crate) fn check(walk: &mut Walk<'_>, object: &Object<'_>, redirects: &[Redir
         at(walk, free, Problem::Unaccounted);
     }
     entries(walk);
+    counters(walk);
     calls(walk);
     rows(walk);
     if let Err(problem) = symbols(walk, object, redirects) {
@@ -56,6 +57,19 @@ fn entries(walk: &mut Walk<'_>) {
     look(Sites::THUNKS, sites.thunks.iter().copied().collect());
     for (table, place) in left {
         at(walk, place, Problem::Table { table, what: "speaks of no instruction that was proved" });
+    }
+}
+
+/// Each place that is said to count was passed, and no two count by one counter.
+fn counters(walk: &mut Walk<'_>) {
+    let places = walk.copies.counting.places.iter().copied();
+    let left: Vec<Svma> = places.filter(|place| !walk.counted.contains_key(place)).collect();
+    for place in left {
+        at(walk, place, Problem::Counter("is at a place that was not proved"));
+    }
+    let numbers: std::collections::BTreeSet<u64> = walk.counted.values().copied().collect();
+    if numbers.len() != walk.counted.len() {
+        walk.findings.push(Problem::Counter("counts what another one counts").into());
     }
 }
 

@@ -24,16 +24,21 @@
 //!    relocations, symbols and lines of `.modinfo` are of closed lists.
 //! 6. The loader refuses the file where the kernel is elsewhere.
 //! 7. Symbols of copies name the function that they are copies of.
+//! 8. What counts, at places that the module lists, writes counters of the module's own and nothing else; the
+//!    flags are kept, or nothing reads them.
 //!
 //! What is taken on trust: that the memory is that of the running kernel and stays as it is; the facts; that
 //! no function of the group is in use by a tracer or live patch; that nobody whom a copy calls cares where it
 //! is called from; the checksums of symbols, which the loader compares.
 
 mod copies;
+mod counting;
 mod describe;
 mod elf;
 mod facts;
 mod finding;
+mod flag_use;
+mod flags;
 mod insn;
 mod kernel;
 mod leftovers;
@@ -84,6 +89,8 @@ pub struct CheckReport {
     pub redirected: u64,
     /// Instructions that were compared.
     pub instructions: u64,
+    /// Counters.
+    pub counters: u64,
 }
 
 /// Proves that `file` holds copies of code of `kernel`, and leads calls of the functions at `asked` to them.
@@ -163,5 +170,6 @@ fn placed(
         return Err(walk.findings);
     }
     let redirected = described.redirects.len() as u64;
-    Ok(CheckReport { group: described.name, redirected, instructions: walk.paired.len() as u64 })
+    let (instructions, counters) = (walk.paired.len() as u64, walk.counted.len() as u64);
+    Ok(CheckReport { group: described.name, redirected, instructions, counters })
 }

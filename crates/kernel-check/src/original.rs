@@ -8,6 +8,8 @@ use crate::step::{Act, Step};
 use crate::tables::{StaticCall, Tables};
 use iced_x86::Register;
 use restitch_address::{Svma, SvmaRange};
+use std::cell::OnceCell;
+use std::collections::HashSet;
 
 /// Bounds of code that the kernel knows by where it is: that asks whether an address is in it, or that may
 /// not be traced or probed. A copy of it would not be known.
@@ -35,6 +37,8 @@ pub(crate) struct Original<'k> {
     pub(crate) return_thunk: Option<Svma>,
     /// `__fentry__`.
     pub(crate) tracer: Option<Svma>,
+    /// Functions that hand on flags, once they were looked for.
+    pub(crate) handing: OnceCell<Option<HashSet<Svma>>>,
 }
 
 /// The places that control passes without doing anything, up to one where it does something.
@@ -68,6 +72,7 @@ impl<'k> Original<'k> {
             kept: KEPT.iter().filter_map(kept).collect(),
             return_thunk: symbols.address("__x86_return_thunk"),
             tracer: symbols.address("__fentry__"),
+            handing: OnceCell::new(),
         })
     }
 
@@ -81,6 +86,16 @@ impl<'k> Original<'k> {
     }
     pub(crate) fn address(&self, name: &str) -> Option<Svma> {
         self.kernel.symbols().address(name)
+    }
+
+    /// Where that begins.
+    pub(crate) fn start_around(&self, at: Svma) -> Option<Svma> {
+        self.kernel.symbols().start_around(at)
+    }
+    /// The bytes of the text.
+    pub(crate) fn all_text(&self) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; self.text.len() as usize];
+        self.kernel.read(self.text.start, &mut bytes).then_some(bytes)
     }
 
     /// Follows control from a place to where it does something.
@@ -141,7 +156,8 @@ impl<'k> Original<'k> {
         }
     }
 
-    fn known(&self, at: Svma) -> Result<Step, Problem> {
+    /// The same, wherever it is.
+    pub(crate) fn known(&self, at: Svma) -> Result<Step, Problem> {
         let bytes = self.bytes(at);
         if let Some(key) = self.tables.keys.get(&at) {
             let insn = Insn::decode(bytes.as_slice(), at);

@@ -17,6 +17,10 @@ pub(crate) const ANCHORS: &str = ".restitch.anchors";
 /// What the control module is given.
 pub(crate) const DESCRIBED: &str = ".rodata";
 pub(crate) const VERSIONS: &str = "__versions";
+/// Where counters are, and what is said of them.
+pub(crate) const SHARED_COUNTERS: &str = ".data";
+pub(crate) const OWN_COUNTERS: &str = ".data..percpu";
+pub(crate) const COUNTED: &str = ".restitch.counters";
 
 /// Numbers of relocations (psABI): an address of 8 bytes, a distance of 4, an address of 4, a distance of 8.
 pub(crate) const ADDRESS: u32 = 1;
@@ -38,7 +42,7 @@ const fn allowed(name: &'static str, more: u64, align: u64, relocations: &'stati
 }
 
 /// What the loader does with each is in the kernel's `kernel/module/main.c` and `arch/x86/kernel/module.c`.
-const ALLOWED: [Allowed; 19] = [
+const ALLOWED: [Allowed; 22] = [
     allowed(CODE[0], EXECUTE, 16, &[DISTANCE]),
     allowed(CODE[1], EXECUTE, 16, &[DISTANCE]),
     allowed(INIT, EXECUTE, 1, &[DISTANCE]),
@@ -57,6 +61,9 @@ const ALLOWED: [Allowed; 19] = [
     allowed("__bug_table", WRITE, 4, &[DISTANCE]),
     allowed("__jump_table", WRITE, 8, &[DISTANCE, DISTANCE_64]),
     allowed(".static_call_sites", WRITE, 4, &[DISTANCE]),
+    allowed(SHARED_COUNTERS, WRITE, 8, &[]),
+    allowed(OWN_COUNTERS, WRITE, 8, &[]),
+    allowed(COUNTED, 0, 8, &[ADDRESS, DISTANCE]),
     allowed(STRUCTURE, WRITE, 8, &[ADDRESS]),
 ];
 /// No section asks for more than a page.

@@ -62,6 +62,19 @@ pub(crate) struct Warning {
 /// A row of the unwinder.
 pub(crate) type Row = [u8; ROW];
 
+/// The row where one more word is on the stack: distances from the stack pointer are larger.
+pub(crate) fn lowered(row: Row) -> Row {
+    /// Numbers of registers of rows: the stack pointer, and a word that it points to.
+    const STACK_POINTERS: [u8; 2] = [5, 9];
+    const WORD: i16 = 8;
+    let mut lowered = row;
+    if STACK_POINTERS.contains(&(row[4] & 0xf)) {
+        let distance = i16::from_le_bytes([row[0], row[1]]).wrapping_add(WORD);
+        lowered[..2].copy_from_slice(&distance.to_le_bytes());
+    }
+    lowered
+}
+
 /// Rows, each from a place on.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rows {

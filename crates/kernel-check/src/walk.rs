@@ -4,12 +4,13 @@
 //! is proved by the pairs that control reaches from it; each is looked at once, so loops end.
 
 use crate::copies::Copies;
+use crate::counting::Count;
 use crate::finding::{Finding, MAX_FINDINGS, Problem};
 use crate::insn::{Does, Insn};
 use crate::marks::Marks;
 use crate::original::{Chain, Original};
 use crate::step::{Act, Step};
-use crate::tables::{Row, StaticCall};
+use crate::tables::{Row, StaticCall, lowered};
 use restitch_address::Svma;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -47,6 +48,8 @@ pub(crate) struct Walk<'w> {
     pub(crate) paired: BTreeMap<Svma, Step>,
     pub(crate) marks: Marks,
     named: Vec<NamedWarning>,
+    /// Places that count which were passed, with the counters.
+    pub(crate) counted: BTreeMap<Svma, u64>,
     /// Calls that the loader is to be told of.
     pub(crate) calls: Vec<Pair>,
     chains: HashMap<Svma, Rc<Chain>>,
@@ -63,6 +66,7 @@ impl<'w> Walk<'w> {
             paired: BTreeMap::new(),
             marks: Marks::new(copies.module),
             named: Vec::new(),
+            counted: BTreeMap::new(),
             calls: Vec::new(),
             chains: HashMap::new(),
             findings: Vec::new(),
@@ -128,6 +132,11 @@ impl<'w> Walk<'w> {
             if !passed.insert(at) {
                 return Err(Problem::Instruction("goes round in a circle without doing anything"));
             }
+            if let Some(count) = self.copies.counting.at(part, at)? {
+                self.count(&count, pair, chain)?;
+                at = count.end();
+                continue;
+            }
             let step = self.copies.step(part, at)?;
             let Act::Plain(insn) = step.act else { return Ok(Some(step)) };
             let next = match insn.does {
@@ -142,6 +151,34 @@ impl<'w> Walk<'w> {
             self.marks.claim(at, insn.len)?;
             self.passed_rows(&insn, pair, chain)?;
             at = next;
+        }
+    }
+
+    /// A place that counts, on the way to what equals the pair's original: it keeps the flags that are there,
+    /// or nothing reads them. What is pushed on the stack is in the unwinder's rows.
+    fn count(&mut self, count: &Count, pair: Pair, chain: &Chain) -> Result<(), Problem> {
+        if !count.keeps_flags && !self.original.flags_are_dead(pair.original) {
+            return Err(Problem::Counter("overwrites flags that are read"));
+        }
+        if count.keeps_flags {
+            self.marks.claim(count.at, 1)?;
+            self.marks.claim(count.end().offset(-1), 1)?;
+        }
+        self.marks.claim(count.counts_at, count.len)?;
+        self.counted.insert(count.at, count.number);
+        let rows = &self.copies.tables.rows;
+        if count.keeps_flags && rows.at(count.at).is_none_or(|row| row == Row::default()) {
+            return Err(Problem::Counter("pushes where the unwinder knows no stack"));
+        }
+        let lowered = |row: Option<Row>| if count.keeps_flags { row.map(lowered) } else { row };
+        let is_right = self.rows_of_passed(pair, chain).any(|row| {
+            rows.at(count.at) == row
+                && (1..count.end().offset_from(count.at) as u64)
+                    .all(|offset| rows.at(count.at + offset) == lowered(row))
+        });
+        match is_right {
+            true => Ok(()),
+            false => Err(Problem::Counter("has a row of the unwinder of no place that is passed")),
         }
     }
 
@@ -190,8 +227,7 @@ impl<'w> Walk<'w> {
 
     /// Those of a jump or `nop`: of any place that the original's control passes.
     fn passed_rows(&self, insn: &Insn, pair: Pair, chain: &Chain) -> Result<(), Problem> {
-        let behind = pair.behind.iter();
-        let right: Vec<_> = chain.places.iter().chain(behind).map(|at| self.row_of_original(*at)).collect();
+        let right: Vec<_> = self.rows_of_passed(pair, chain).collect();
         let rows = &self.copies.tables.rows;
         match (0..insn.len).all(|offset| right.contains(&rows.at(insn.at + offset))) {
             true => Ok(()),
@@ -199,6 +235,11 @@ impl<'w> Walk<'w> {
                 Err(Problem::Table { table: ".orc_unwind", what: "has a row of no place that is passed" })
             }
         }
+    }
+
+    /// The rows of places of the original that a step in front of its next one stands for.
+    fn rows_of_passed<'a>(&'a self, pair: Pair, chain: &'a Chain) -> impl Iterator<Item = Option<Row>> + 'a {
+        chain.places.iter().copied().chain(pair.behind).map(|at| self.row_of_original(at))
     }
 
     /// Entries of tables about an instruction.

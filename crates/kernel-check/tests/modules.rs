@@ -6,11 +6,12 @@ use object::read::{Object as _, ObjectSection as _};
 use restitch_address::Svma;
 use restitch_kernel_check::{CheckError, CheckedModule, KernelFacts, ModuleForm, check};
 use restitch_kernel_group::{
-    Block, Condition, End, Exception, Fixup, Group, ModuleFacts, Target, UnwindRow, write_module,
+    Block, Condition, CounterMemory, End, Exception, Fixup, Group, ModuleFacts, Target, UnwindRow,
+    write_module,
 };
 use std::collections::BTreeSet;
 use synthetic::{
-    DATA, KEY, LIVE, Live, Returns, Synthetic, TEXT, Through, asked, at, data, facts, file, group,
+    DATA, KEY, LIVE, Live, Returns, Synthetic, TEXT, Through, asked, at, counting, data, facts, file, group,
     module_facts, register,
 };
 
@@ -281,4 +282,89 @@ fn static_call(group: &mut Group, key: Svma, target: Svma) {
 }
 fn indirect(at: u32, name: &str) -> Fixup {
     Fixup::IndirectCall { at, register: register(name) }
+}
+
+#[test]
+fn counters_are_proved_to_change_nothing_else() {
+    for memory in [CounterMemory::PerProcessor, CounterMemory::Shared] {
+        let kernel = Synthetic::of(&group(), LIVE);
+        let checked = checked(&counting(memory), &kernel);
+        let checked = checked.unwrap_or_else(|error| panic!("{:#?}", error.findings));
+        let report = checked.report();
+        assert_eq!((report.instructions, report.counters), (19, 4));
+    }
+}
+
+#[test]
+fn counters_that_change_more_are_refused() {
+    type Change = fn(&mut Group);
+    fn set(block: &mut Block, place: usize, number: u32, keeps_flags: bool) {
+        let Fixup::Count { at, .. } = block.fixups[place] else { panic!("no counter") };
+        block.fixups[place] = Fixup::Count { at, number, keeps_flags };
+    }
+    let cases: [(&str, Change); 8] = [
+        // A word more than is counted, and one that two places count.
+        ("counted at two places, or at none", |g| g.counters.iter_mut().for_each(|own| own.number = 5)),
+        ("counts what another one counts", |g| set(leaf(g), 0, 0, false)),
+        // Between `test` and its branch.
+        ("overwrites flags that are read", |g| {
+            let test = &mut g.chunks[1].blocks[4];
+            set(test, 0, 3, false);
+            test.code.truncate(11);
+            test.unwind.truncate(1);
+        }),
+        // The stack is lower there; and not so elsewhere.
+        ("counter has a row of the unwinder", |g| g.chunks[1].blocks[4].unwind.truncate(1)),
+        ("counter has a row of the unwinder", |g| g.chunks[1].blocks[1].unwind[0].row = [24, 0, 0, 0, 5, 2]),
+        ("pushes where the unwinder knows no stack", |g| {
+            let edge = &mut g.chunks[1].blocks[1];
+            edge.code.extend([0; 2]);
+            set(edge, 0, 2, true);
+            edge.unwind[0].row = [0; 6];
+        }),
+        // The edge leads elsewhere.
+        ("is a copy of", |g| g.chunks[1].blocks[1].end = End::Jump(at(0x1038))),
+        // A counter that nothing leads to.
+        ("at a place that was not proved", |g| {
+            let Some(Block { end: End::Conditional { next, .. }, .. }) = g.chunks[1].blocks.first_mut()
+            else {
+                panic!("no branch")
+            };
+            *next = at(0x101e);
+        }),
+    ];
+    let kernel = Synthetic::of(&group(), LIVE);
+    let cases = cases.into_iter().enumerate().filter_map(|(number, (said, change))| {
+        let mut changed = counting(CounterMemory::PerProcessor);
+        change(&mut changed);
+        unexpected(number, said, check(file(&changed), &kernel, &facts(), &asked()))
+    });
+    let unexpected: Vec<String> = cases.collect();
+    assert!(unexpected.is_empty(), "{}", unexpected.join("\n"));
+}
+
+/// `leaf` reads flags when it begins, or is called by code that reads those that it returns.
+#[test]
+fn flags_that_cross_calls_are_live() {
+    let mut kernel = Synthetic::of(&group(), LIVE);
+    // `pushfq; pop %rax` in place of `mov %rdi,%rax`.
+    kernel.write(TEXT + 0x2000, &[0x9c, 0x58, 0x90]);
+    let mut changed = counting(CounterMemory::Shared);
+    let Fixup::Count { at: place, .. } = leaf(&mut changed).fixups[0] else { panic!("no counter") };
+    leaf(&mut changed).code[place as usize + 8..].copy_from_slice(&[0x9c, 0x58, 0x90]);
+    let refused = check(file(&changed), &kernel, &facts(), &asked()).unwrap_err();
+    // That of the counter in front of the call.
+    assert!(refused.to_string().contains("flags that are read"), "{refused}");
+    // Another function calls `root`, and branches by what that returns: `pop; ret` is where it returns.
+    let mut group = counting(CounterMemory::Shared);
+    let tail = &mut group.chunks[1].blocks[3];
+    tail.code.extend([0; 8]);
+    tail.fixups = vec![Fixup::Count { at: 2, number: 4, keeps_flags: false }];
+    group.counters.iter_mut().for_each(|own| own.number = 5);
+    let kernel = Synthetic::of(&self::group(), LIVE);
+    assert_eq!(check(file(&group), &kernel, &facts(), &asked()).unwrap().report().counters, 5);
+    let mut kernel = kernel;
+    kernel.write(TEXT + 0x4000, &[0xe8, 0xfb, 0xcf, 0xff, 0xff, 0x75, 0x00]);
+    let refused = check(file(&group), &kernel, &facts(), &asked()).unwrap_err();
+    assert!(refused.to_string().contains("flags that are read"), "{refused}");
 }

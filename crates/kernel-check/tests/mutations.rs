@@ -8,9 +8,10 @@ mod synthetic;
 
 use object::read::{Object as _, ObjectSection as _};
 use restitch_kernel_check::check;
+use restitch_kernel_group::{CounterMemory, Group};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use synthetic::{LIVE, Synthetic, asked, at, facts, file, group};
+use synthetic::{LIVE, Synthetic, asked, at, counting, facts, file, group};
 
 /// Why a changed byte changes nothing that copies do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,8 +52,8 @@ fn loaded(file: &[u8]) -> Option<Sections> {
 }
 
 impl Module {
-    fn new() -> Self {
-        let file = file(&group());
+    fn new(group: &Group) -> Self {
+        let file = file(group);
         let object = object::File::parse(&*file).unwrap();
         let sections = object.sections().filter_map(|section| {
             let (start, len) = section.file_range()?;
@@ -105,7 +106,17 @@ impl Module {
 
 #[test]
 fn each_changed_byte_is_refused_or_harmless_for_a_reason() {
-    let (kernel, facts, module) = (Synthetic::of(&group(), LIVE), facts(), Module::new());
+    each_changed_byte(&group());
+}
+
+#[test]
+fn each_changed_byte_of_a_module_that_counts_is_refused_or_harmless_for_a_reason() {
+    each_changed_byte(&counting(CounterMemory::PerProcessor));
+    each_changed_byte(&counting(CounterMemory::Shared));
+}
+
+fn each_changed_byte(own: &Group) {
+    let (kernel, facts, module) = (Synthetic::of(&group(), LIVE), facts(), Module::new(own));
     let (mut refused, mut accepted) = (0, BTreeMap::<Harmless, usize>::new());
     let mut unexplained = Vec::new();
     for place in module.sections.values().flat_map(|range| range.clone()) {

@@ -128,6 +128,10 @@ impl<'a> Arrangement<'a> {
         if self.places.len() != blocks {
             return Err(GroupError::group(&group.name, "a block is in it twice"));
         }
+        let blocks = self.chunks.iter().flat_map(|chunk| &chunk.blocks).map(|placed| placed.block);
+        if let Some(block) = blocks.into_iter().find(|block| self.leads_to_no_edge(block)) {
+            return Err(GroupError::block(block.address, "it leads to an edge's counter that is not there"));
+        }
         let places = &self.places;
         for chunk in &mut self.chunks {
             let section = chunk.section();
@@ -136,6 +140,20 @@ impl<'a> Arrangement<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Whether control goes from a block to a counter on an edge that has no place.
+    fn leads_to_no_edge(&self, block: &Block) -> bool {
+        let [first, second] = match block.end {
+            End::Next(to) | End::Jump(to) => [Some(to), None],
+            End::Conditional { taken, next, .. } | End::StaticKey { taken, next, .. } => {
+                [Some(taken), Some(next)]
+            }
+            End::Return | End::IndirectJump(_) | End::StaticJump { .. } | End::Stop => [None; 2],
+        };
+        let faults = block.exceptions.iter().map(|exception| exception.fixup);
+        let mut leads = first.into_iter().chain(second).chain(faults);
+        leads.any(|to| Block::is_on_edge(to) && !self.places.contains_key(&to))
     }
 
     /// Gives all blocks their places, by the lengths that branches have now.

@@ -7,7 +7,9 @@ use crate::group::{End, Fixup, Group, Target};
 use crate::section::{Form, Kind, Reference, Sections};
 use restitch_address::Svma;
 use restitch_x86::encode;
-use restitch_x86::module_code::{self, FILL, SITE, SITE_NOP, ThunkRegister, Unresolved};
+use restitch_x86::module_code::{
+    self, COUNTING, COUNTING_WITH_FLAGS_KEPT, FILL, SITE, SITE_NOP, ThunkRegister, Unresolved,
+};
 use restitch_x86::patch::Branch;
 use std::collections::HashMap;
 
@@ -97,8 +99,28 @@ impl CodeWriter<'_> {
                 let call = |out: &mut Vec<u8>| module_code::branch(out, Branch::Call);
                 self.rewrite(here, at, SITE, call, Reference::Kernel(target))?;
             }
+            Fixup::Count { at, number, keeps_flags } => self.count(here, at, number, keeps_flags)?,
         }
         Ok(())
+    }
+
+    /// A counter.
+    fn count(&mut self, here: Here<'_>, at: u32, number: u32, keeps_flags: bool) -> Result<(), GroupError> {
+        let Some(counters) = self.group.counters.filter(|counters| number < counters.number) else {
+            return Err(here.wrong(format!("the group has no counter {number}")));
+        };
+        self.list(Kind::Counted, here, at);
+        let to = counters.place(number);
+        match keeps_flags {
+            true => {
+                let count = |out: &mut Vec<u8>| module_code::counting_with_flags_kept(out, counters.memory);
+                self.rewrite(here, at, COUNTING_WITH_FLAGS_KEPT, count, to)
+            }
+            false => {
+                let count = |out: &mut Vec<u8>| module_code::counting(out, counters.memory);
+                self.rewrite(here, at, COUNTING, count, to)
+            }
+        }
     }
 
     /// The site of the function tracer: a call that the loader makes a `nop`, or one from the start.

@@ -2,7 +2,7 @@
 
 use restitch_address::Svma;
 use restitch_x86::Condition;
-use restitch_x86::module_code::ThunkRegister;
+use restitch_x86::module_code::{CounterMemory, ThunkRegister};
 use std::collections::BTreeMap;
 
 /// Functions whose blocks are copied together.
@@ -18,6 +18,17 @@ pub struct Group {
     pub kernel: KernelPlaces,
     /// What binds the file to this boot of this kernel. At least one.
     pub anchors: Vec<Anchor>,
+    /// Counters, if executions are counted.
+    pub counters: Option<Counters>,
+}
+
+/// The counters of a group: words of 8 bytes, zero when the module is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counters {
+    /// Where they are.
+    pub memory: CounterMemory,
+    /// How many.
+    pub number: u32,
 }
 
 /// A function of the kernel.
@@ -56,7 +67,7 @@ pub struct Chunk {
 /// A basic block: code that is copied byte for byte but for its fix-ups, and how it ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Where the original is.
+    /// Where the original is; of a counter on an edge, which has none, [`Block::on_edge`].
     pub address: Svma,
     /// Its instructions, without the branch at the end.
     pub code: Vec<u8>,
@@ -70,6 +81,20 @@ pub struct Block {
     pub exceptions: Vec<Exception>,
     /// Traps that report.
     pub warnings: Vec<Warning>,
+}
+
+impl Block {
+    /// The address that stands for a block of no original, which counts on an edge: one that no code of a
+    /// kernel has. Ends and faults of other blocks lead to it in place of where the edge goes, and its own
+    /// end leads there.
+    pub fn on_edge(number: u32) -> Svma {
+        Svma::new(u64::from(number))
+    }
+
+    /// Whether an address stands for such a block.
+    pub fn is_on_edge(address: Svma) -> bool {
+        address.get() <= u64::from(u32::MAX)
+    }
 }
 
 /// A part of a block's code that is no plain copy. Offsets count from the block's start.
@@ -111,6 +136,17 @@ pub enum Fixup {
         key: Svma,
         /// A callee that stands for the state until the loader writes it; the trampoline, say.
         target: Svma,
+    },
+    /// A counter: room of [`COUNTING`](restitch_x86::module_code::COUNTING) bytes, or of those of the form
+    /// that keeps the flags. In that form the stack is lower for a moment, and rows of the unwinder have to
+    /// say so ([`UnwindRow::lowered`]).
+    Count {
+        /// Where it is.
+        at: u32,
+        /// Which counter.
+        number: u32,
+        /// Whether the flags are live there.
+        keeps_flags: bool,
     },
 }
 
@@ -182,6 +218,20 @@ pub struct UnwindRow {
 impl UnwindRow {
     /// Bytes of a row.
     pub const LEN: usize = 6;
+
+    /// What `row` is where one more word is on the stack: frames that are found from the stack pointer are
+    /// that much farther away.
+    pub fn lowered(row: [u8; Self::LEN]) -> [u8; Self::LEN] {
+        /// Registers of the kernel's `orc_entry`: the stack pointer, and what it points to.
+        const STACK_POINTERS: [u8; 2] = [5, 9];
+        const WORD: i16 = 8;
+        let mut out = row;
+        if STACK_POINTERS.contains(&(row[4] & 0xf)) {
+            let distance = i16::from_le_bytes([row[0], row[1]]).wrapping_add(WORD);
+            out[..2].copy_from_slice(&distance.to_le_bytes());
+        }
+        out
+    }
 }
 
 /// An instruction whose fault is expected.

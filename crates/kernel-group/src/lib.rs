@@ -5,6 +5,7 @@
 //! relocatable ELF file, without a compiler and without headers. The loader then keeps the copies right,
 //! since the tables that it knows are in the file: exceptions, the unwinder's rows, warnings, static keys and
 //! calls, sites of the function tracer, returns and branches through registers in canonical form.
+//! A group may count: in blocks and on edges, by counters that each processor has or that all share.
 //!
 //! **It does not** decide what may be copied, read a kernel, or load anything; and what it writes is not
 //! trusted: a reader of its own has to prove it equal to the kernel's code.
@@ -17,6 +18,7 @@
 mod arrange;
 mod code;
 mod container;
+mod counters;
 mod descriptor;
 mod error;
 mod facts;
@@ -28,9 +30,9 @@ mod write;
 pub use error::GroupError;
 pub use facts::ModuleFacts;
 pub use group::{
-    Anchor, Block, Chunk, End, Exception, Fixup, Function, Group, Heat, KernelPlaces, Target, UnwindRow,
-    Warning,
+    Anchor, Block, Chunk, Counters, End, Exception, Fixup, Function, Group, Heat, KernelPlaces, Target,
+    UnwindRow, Warning,
 };
 pub use restitch_x86::Condition;
-pub use restitch_x86::module_code::ThunkRegister;
+pub use restitch_x86::module_code::{CounterMemory, ThunkRegister};
 pub use write::{Written, write_module};

@@ -25,6 +25,9 @@ pub(crate) enum Kind {
     Warnings,
     Keys,
     StaticCalls,
+    Counted,
+    SharedCounters,
+    OwnCounters,
     Structure,
 }
 
@@ -37,7 +40,7 @@ pub(crate) enum Access {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 22] = [
         Self::Hot,
         Self::Cold,
         Self::Exit,
@@ -56,6 +59,9 @@ impl Kind {
         Self::Warnings,
         Self::Keys,
         Self::StaticCalls,
+        Self::Counted,
+        Self::SharedCounters,
+        Self::OwnCounters,
         Self::Structure,
     ];
 
@@ -80,6 +86,9 @@ impl Kind {
             Self::Warnings => "__bug_table",
             Self::Keys => "__jump_table",
             Self::StaticCalls => ".static_call_sites",
+            Self::Counted => ".restitch.counters",
+            Self::SharedCounters => ".data",
+            Self::OwnCounters => ".data..percpu",
             Self::Structure => ".gnu.linkonce.this_module",
         }
     }
@@ -89,6 +98,7 @@ impl Kind {
         match self {
             Self::Hot | Self::Cold | Self::Exit | Self::Init => Access::Code,
             Self::Warnings | Self::Keys | Self::StaticCalls | Self::Structure => Access::Writable,
+            Self::SharedCounters | Self::OwnCounters => Access::Writable,
             _ => Access::ReadOnly,
         }
     }
@@ -96,7 +106,7 @@ impl Kind {
     /// Its alignment in bytes, but for the structure, whose is the kernel's.
     pub(crate) fn align(self) -> u64 {
         match self {
-            Self::Hot | Self::Cold => 64,
+            Self::Hot | Self::Cold | Self::SharedCounters | Self::OwnCounters => 64,
             Self::Exit | Self::Init => 16,
             Self::Versions => 32,
             Self::Info => 1,

@@ -5,9 +5,9 @@ use crate::code::CodeWriter;
 use crate::container::{self, OwnSymbol};
 use crate::error::GroupError;
 use crate::facts::ModuleFacts;
-use crate::group::{Group, Heat};
+use crate::group::{Block, Group, Heat};
 use crate::section::{Kind, Sections};
-use crate::{descriptor, tables};
+use crate::{counters, descriptor, tables};
 use restitch_address::Svma;
 use restitch_x86::module_code::{DROP_RETURN_ADDRESS, FILL, SITE};
 
@@ -32,6 +32,7 @@ pub fn write_module(group: &Group, facts: &ModuleFacts) -> Result<Written, Group
     let arrangement = Arrangement::of(group)?;
     let warnings = tables::warnings(&arrangement)?;
     let mut sections = Sections::new();
+    counters::begin(group, &mut sections);
     let mut code =
         CodeWriter { group, facts, arrangement: &arrangement, warnings: &warnings, sections: &mut sections };
     code.write()?;
@@ -51,7 +52,8 @@ pub fn write_module(group: &Group, facts: &ModuleFacts) -> Result<Written, Group
 fn places(arrangement: &Arrangement<'_>) -> Vec<(Svma, Heat, u64)> {
     let blocks = |chunk: &crate::arrange::PlacedChunk<'_>| {
         let heat = chunk.chunk.heat;
-        chunk.blocks.iter().map(|block| (block.block.address, heat, block.at)).collect::<Vec<_>>()
+        let copies = chunk.blocks.iter().filter(|block| !Block::is_on_edge(block.block.address));
+        copies.map(|block| (block.block.address, heat, block.at)).collect::<Vec<_>>()
     };
     arrangement.chunks.iter().flat_map(blocks).collect()
 }

@@ -5,8 +5,8 @@ mod loader;
 use loader::{Loaded, load, pointer};
 use restitch_address::Svma;
 use restitch_kernel_group::{
-    Anchor, Block, Chunk, End, Exception, Fixup, Function, Group, GroupError, Heat, KernelPlaces,
-    ModuleFacts, Target, ThunkRegister, UnwindRow, Warning, write_module,
+    Anchor, Block, Chunk, CounterMemory, Counters, End, Exception, Fixup, Function, Group, GroupError, Heat,
+    KernelPlaces, ModuleFacts, Target, ThunkRegister, UnwindRow, Warning, write_module,
 };
 use restitch_x86::{Condition, Flow, Insn, first_insn, scan};
 use std::collections::BTreeMap;
@@ -121,6 +121,7 @@ fn group() -> Group {
             thunks: ThunkRegister::all().zip(0..).map(|(r, i)| (r, at(0x9200 + 32 * i))).collect(),
         },
         anchors: vec![Anchor { symbol: "_printk".into(), address: Svma::new(PRINT) }],
+        counters: None,
     }
 }
 
@@ -342,4 +343,78 @@ fn another_order_is_the_same_code_with_other_jumps() {
     // Over the tail to the next block, and from its end back.
     assert_eq!((jumps[3], jumps[jumps.len() - 1]), (Flow::Jump(root + 33), Flow::Jump(root + 27)));
     assert_eq!(pointer(module.table(".return_sites", 4)[0], 0), (root + 28).get());
+}
+
+/// The group with a counter in `leaf`, and one on the edge from the entry to the cold block, before which the
+/// flags are kept.
+fn counting(memory: CounterMemory) -> Group {
+    let mut group = group();
+    group.counters = Some(Counters { memory, number: 2 });
+    let leaf = &mut group.chunks[2].blocks[0];
+    leaf.code = [&[0; 8][..], &leaf.code].concat();
+    leaf.fixups = vec![Fixup::Count { at: 0, number: 1, keeps_flags: false }];
+    let mut edge = block(0, &[0; 10], End::Jump(at(0x1040)));
+    edge.address = Block::on_edge(7);
+    edge.fixups = vec![Fixup::Count { at: 0, number: 0, keeps_flags: true }];
+    edge.unwind.extend([1, 10].map(|offset| UnwindRow {
+        offset,
+        row: if offset == 1 { UnwindRow::lowered(edge.unwind[0].row) } else { edge.unwind[0].row },
+    }));
+    let entry = &mut group.chunks[1].blocks[0];
+    entry.end = End::Conditional { condition: Condition::Equal, taken: Block::on_edge(7), next: at(0x1020) };
+    group.chunks[1].blocks.push(edge);
+    group
+}
+
+#[test]
+fn counters_are_counted_where_the_module_says() {
+    for (memory, section, prefix) in
+        [(CounterMemory::PerProcessor, ".data..percpu", 0x65), (CounterMemory::Shared, ".data", 0xf0)]
+    {
+        let written = write_module(&counting(memory), &facts()).unwrap();
+        assert!(written.places.iter().all(|(original, ..)| original.get() >= TEXT));
+        let module = load(&written.file, &exported(PRINT)).unwrap();
+        let (counters, bytes) = module.sections[section].clone();
+        assert_eq!((bytes, counters % 64), (vec![0; 16], 0));
+        let (said, head) = module.sections[".restitch.counters"].clone();
+        assert_eq!(head[..16], [counters.to_le_bytes(), 2u64.to_le_bytes()].concat());
+        let places = (4..head.len() / 4).map(|word| pointer((said, &head[..]), word * 4));
+        let [edge, leaf] = places.collect::<Vec<_>>()[..] else { panic!("two places count") };
+        let leads = |at: u64| first_insn(module.at(at), Svma::new(at)).and_then(|insn| insn.names);
+        assert_eq!(leaf, module.symbols["leaf.restitch"].0);
+        assert_eq!((module.at(leaf)[0], leads(leaf)), (prefix, Some(Svma::new(counters + 8))));
+        assert_eq!((module.at(edge)[0], module.at(edge)[9]), (0x9c, 0x9d));
+        assert_eq!((module.at(edge + 1)[0], leads(edge + 1)), (prefix, Some(Svma::new(counters))));
+        let flows = flows(&module, "root.restitch");
+        assert!(flows.contains(&Flow::Conditional(Condition::Equal, Svma::new(edge))), "{flows:?}");
+    }
+}
+
+#[test]
+fn counters_that_there_are_not_are_refused() {
+    let refused = |change: fn(&mut Group)| {
+        let mut group = counting(CounterMemory::Shared);
+        change(&mut group);
+        write_module(&group, &facts()).unwrap_err().to_string()
+    };
+    assert!(refused(|group| group.counters = None).contains("has no counter"));
+    assert!(
+        refused(|group| group.counters.iter_mut().for_each(|own| own.number = 1)).contains("no counter 1")
+    );
+    assert!(refused(|group| group.chunks[2].blocks[0].code.truncate(7)).contains("are no 8 bytes"));
+    let gone = refused(|group| group.chunks[1].blocks.truncate(3));
+    assert!(gone.contains("an edge's counter that is not there"), "{gone}");
+}
+
+#[test]
+fn a_word_on_the_stack_moves_frames_that_are_found_from_its_pointer() {
+    for (row, lowered) in [
+        ([8, 0, 0, 0, 5, 2], [16, 0, 0, 0, 5, 2]),
+        ([0xff, 0, 0xf0, 0xff, 0x45, 2], [7, 1, 0xf0, 0xff, 0x45, 2]),
+        ([16, 0, 0xf0, 0xff, 0x44, 2], [16, 0, 0xf0, 0xff, 0x44, 2]),
+        ([0, 0, 0, 0, 9, 2], [8, 0, 0, 0, 9, 2]),
+        ([0; 6], [0; 6]),
+    ] {
+        assert_eq!(UnwindRow::lowered(row), lowered);
+    }
 }

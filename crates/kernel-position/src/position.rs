@@ -224,6 +224,7 @@ impl<'s> Positioner<'s> {
             chunks,
             kernel: self.subject.places.clone(),
             anchors: self.subject.anchors.clone(),
+            counters: None,
         };
         Laid { functions: copied(&group, &chains), group }
     }

@@ -104,6 +104,39 @@ pub fn hand_over(out: &mut Vec<u8>) -> HandOver {
     HandOver { address, function: branch(out, Branch::Jump) }
 }
 
+/// Where a counter is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CounterMemory {
+    /// Each processor has its own, in memory of the module that the kernel makes once for each.
+    PerProcessor,
+    /// All count in one.
+    Shared,
+}
+
+/// Bytes of [`counting`].
+pub const COUNTING: u32 = 8;
+/// Bytes of [`counting_with_flags_kept`].
+pub const COUNTING_WITH_FLAGS_KEPT: u32 = COUNTING + 2;
+
+/// `incq %gs:counter(%rip)`, or `lock incq counter(%rip)`: counts one, whatever interrupts it and wherever
+/// the thread goes on. Overwrites the status flags, but for the carry.
+pub fn counting(out: &mut Vec<u8>, memory: CounterMemory) -> Unresolved {
+    out.extend_from_slice(match memory {
+        CounterMemory::PerProcessor => &[0x65, 0x48, 0xff, 0x05],
+        CounterMemory::Shared => &[0xf0, 0x48, 0xff, 0x05],
+    });
+    unresolved(out)
+}
+
+/// The same between `pushfq` and `popfq`: the stack is 8 bytes lower from behind the first byte up to the
+/// end of the last one.
+pub fn counting_with_flags_kept(out: &mut Vec<u8>, memory: CounterMemory) -> Unresolved {
+    out.push(0x9c);
+    let unresolved = counting(out, memory);
+    out.push(0x9d);
+    unresolved
+}
+
 fn unresolved(out: &mut Vec<u8>) -> Unresolved {
     let field = out.len() as u32;
     out.extend_from_slice(&[0; DISPLACEMENT]);
@@ -157,6 +190,24 @@ mod tests {
         assert_eq!(insns[0].flow, Flow::Return);
         assert_eq!((insns[1].flow, u32::from(insns[1].len)), (Flow::Next, DROP_RETURN_ADDRESS));
         assert_eq!((insns[2].padding, u32::from(insns[2].len)), (true, SITE));
+    }
+
+    #[test]
+    fn counters_are_counted_with_flags_kept_or_not() {
+        for memory in [CounterMemory::PerProcessor, CounterMemory::Shared] {
+            let mut out = Vec::new();
+            let plain = counting(&mut out, memory);
+            let kept = counting_with_flags_kept(&mut out, memory);
+            out[plain.field as usize] = 1;
+            out[kept.field as usize] = 2;
+            let insns = decoded(&out);
+            let lens: Vec<u32> = insns.iter().map(|insn| insn.len.into()).collect();
+            assert_eq!(lens, [COUNTING, 1, COUNTING, 1]);
+            assert_eq!(out.len() as u32, COUNTING + COUNTING_WITH_FLAGS_KEPT);
+            assert_eq!(insns[0].names, Some(AT + u64::from(plain.end) + 1));
+            assert_eq!(insns[2].names, Some(AT + u64::from(kept.end) + 2));
+            assert_eq!([insns[1].flags_read, insns[3].flags_written], [crate::ALL_FLAGS; 2]);
+        }
     }
 
     #[test]

@@ -4,8 +4,8 @@
 use restitch_address::Svma;
 use restitch_kernel_check::{Kernel, KernelFacts, ModuleForm, Symbols, WarningForm};
 use restitch_kernel_group::{
-    Anchor, Block, Chunk, Condition, End, Exception, Fixup, Function, Group, Heat, KernelPlaces, ModuleFacts,
-    Target, ThunkRegister, UnwindRow, Warning, write_module,
+    Anchor, Block, Chunk, Condition, CounterMemory, Counters, End, Exception, Fixup, Function, Group, Heat,
+    KernelPlaces, ModuleFacts, Target, ThunkRegister, UnwindRow, Warning, write_module,
 };
 use std::collections::BTreeSet;
 
@@ -153,7 +153,42 @@ pub fn group() -> Group {
             thunks: ThunkRegister::all().zip(0..).map(|(r, i)| (r, at(THUNKS + 32 * i))).collect(),
         },
         anchors: vec![Anchor { symbol: "_printk".into(), address: at(0xa000) }],
+        counters: None,
     }
+}
+
+/// The same with four counters: in front of the call, in `leaf`, on the way from the entry to what follows
+/// it, and, with the flags kept, between a comparison and its branch.
+pub fn counting(memory: CounterMemory) -> Group {
+    let mut group = group();
+    group.counters = Some(Counters { memory, number: 4 });
+    let count = |at, number, keeps_flags| Fixup::Count { at, number, keeps_flags };
+    let pushed = [16, 0, 0, 0, 5, 2];
+    let row = |offset, row| UnwindRow { offset, row };
+    let blocks = &mut group.chunks[1].blocks;
+    let entry = &mut blocks[0];
+    entry.code.splice(10..10, [0; 8]);
+    entry.fixups = vec![
+        Fixup::Trace { at: 4 },
+        count(10, 0, false),
+        Fixup::Call { at: 18, target: at(0x2000) },
+        Fixup::Relative { field: 26, end: 30, target: Target::Data(data(8)) },
+    ];
+    entry.exceptions[0].offset = 23;
+    entry.end = End::Conditional { condition: Condition::Equal, taken: at(0x1080), next: Block::on_edge(0) };
+    let mut edge = block(0, &[0; 8], End::Jump(at(0x101e)));
+    edge.address = Block::on_edge(0);
+    edge.fixups = vec![count(0, 2, false)];
+    edge.unwind = vec![row(0, pushed)];
+    let test = &mut blocks[3];
+    test.code.extend([0; 10]);
+    test.fixups = vec![count(3, 3, true)];
+    test.unwind.extend([row(4, UnwindRow::lowered(pushed)), row(13, pushed)]);
+    blocks.insert(1, edge);
+    let leaf = &mut group.chunks[2].blocks[0];
+    leaf.code.splice(0..0, [0; 8]);
+    leaf.fixups = vec![count(0, 1, false)];
+    group
 }
 
 pub fn module_facts() -> ModuleFacts {
@@ -310,7 +345,7 @@ impl Synthetic {
             Fixup::Relative { field, end, target: Target::Data(to) | Target::Code(to) } => {
                 self.lead(place(field), place(end), to.get())
             }
-            Fixup::Relative { .. } => {}
+            Fixup::Relative { .. } | Fixup::Count { .. } => {}
             Fixup::Call { at, target } => drop(self.branch(place(at), &[0xe8], target.get())),
             Fixup::Trace { at } => self.write(place(at), &NOP),
             Fixup::IndirectCall { at, register } => self.through(place(at), register, true, live),
