@@ -197,6 +197,7 @@ impl PositionOptions {
             roots,
             order,
             needs_trace_sites: true,
+            counts: false,
         };
         Ok(Positioner::new(&subject)?.position(&request)?)
     }

@@ -3,6 +3,7 @@
 
 use crate::error::{Obstacle, Why};
 use crate::pieces::Pieces;
+use crate::placed::Placed;
 use restitch_address::{Svma, SvmaRange};
 use restitch_kernel::{Block, Code, End, Kernel, Site, SiteKind};
 use restitch_kernel_group as group;
@@ -30,11 +31,13 @@ struct Making<'k> {
     pieces: Pieces,
     made: group::Block,
     entries: Vec<Svma>,
+    /// Until it is put.
+    counter: Option<Placed>,
 }
 
 impl<'k> BlockMaker<'k> {
-    /// The block of a group that `block` of `code` is.
-    pub(crate) fn block(&self, code: &Code, block: &Block) -> Result<Made, Why> {
+    /// The block of a group that `block` of `code` is, with a counter.
+    pub(crate) fn block(&self, code: &Code, block: &Block, counter: Option<Placed>) -> Result<Made, Why> {
         let obstacle = |obstacle| Why::Obstacle { obstacle, at: block.range.start };
         let ending = self.ending(block).map_err(obstacle)?;
         let body = SvmaRange::between(block.range.start, ending.from);
@@ -49,9 +52,9 @@ impl<'k> BlockMaker<'k> {
             warnings: Vec::new(),
         };
         let pieces = Pieces::new(body.start);
-        let mut making = Making { kernel: self.kernel, pieces, made, entries: Vec::new() };
+        let mut making = Making { kernel: self.kernel, pieces, made, entries: Vec::new(), counter };
         making.body(body, bytes, code.sites_in(block.range))?;
-        making.unwind(body).map_err(obstacle)?;
+        making.unwind(body, counter).map_err(obstacle)?;
         making.made.code = making.pieces.code;
         Ok(Made { block: making.made, entries: making.entries })
     }
@@ -122,12 +125,28 @@ impl Making<'_> {
             let (Some(before), Some(own)) = (part(from, at), part(at, end)) else {
                 return Err(obstacle(Obstacle::KnownBranch));
             };
-            self.pieces.copy(before);
+            self.copy(from, before);
             self.instruction(sites, own).map_err(obstacle)?;
             from = end;
         }
-        self.pieces.copy(part(from, body.end).unwrap_or_default());
+        self.copy(from, part(from, body.end).unwrap_or_default());
         Ok(())
+    }
+
+    /// Copies bytes from `from` on, and puts the counter if it is to stand in front of one of them or behind
+    /// the last one.
+    fn copy(&mut self, from: Svma, bytes: &[u8]) {
+        let offset = self.counter.map(|counter| counter.spot.at.get().wrapping_sub(from.get()) as usize);
+        let Some((counter, offset)) = self.counter.zip(offset).filter(|(_, offset)| *offset <= bytes.len())
+        else {
+            return self.pieces.copy(bytes);
+        };
+        let (before, behind) = bytes.split_at(offset);
+        self.pieces.copy(before);
+        self.made.fixups.push(counter.fixup(self.pieces.len()));
+        self.pieces.room(counter.spot.at, 0, counter.len());
+        self.pieces.copy(behind);
+        self.counter = None;
     }
 
     /// An instruction that is no plain copy, which the sites are all about.
@@ -214,7 +233,7 @@ impl Making<'_> {
     }
 
     /// The row in force at the start, those that follow, and that of the end.
-    fn unwind(&mut self, body: SvmaRange) -> Result<(), Obstacle> {
+    fn unwind(&mut self, body: SvmaRange, counter: Option<Placed>) -> Result<(), Obstacle> {
         let tables = &self.kernel.known.tables;
         let first = tables.unwind_at(body.start).ok_or(Obstacle::NoUnwindRow)?;
         let mut rows = vec![UnwindRow { offset: 0, row: first.row }];
@@ -224,6 +243,16 @@ impl Making<'_> {
             // Of two for one place the last one holds.
             rows.pop_if(|last| last.offset == row.offset);
             rows.push(row);
+        }
+        if let Some(counter) = counter.filter(|counter| counter.spot.keeps_flags) {
+            let row = tables.unwind_at(counter.spot.at).ok_or(Obstacle::NoUnwindRow)?.row;
+            if row == [0; UnwindRow::LEN] {
+                return Err(Obstacle::NoStack);
+            }
+            let place = self.pieces.offset(counter.spot.at);
+            rows.retain(|row| row.offset != place);
+            rows.extend(counter.rows(place, row));
+            rows.sort_by_key(|row| row.offset);
         }
         self.made.unwind = rows;
         Ok(())

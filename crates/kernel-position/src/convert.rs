@@ -39,7 +39,7 @@ impl BlockMaker<'_> {
         }
         let block = |block: &restitch_kernel::Block| {
             let is_parted = !entry.contains(block.range.start);
-            Ok(ConvertedBlock { made: self.block(&code, block)?, is_parted })
+            Ok(ConvertedBlock { made: self.block(&code, block, None)?, is_parted })
         };
         let stays = |block: &restitch_kernel::Block| is_idle_loop(block) || self.is_breakpoint(block);
         let is_copied = |block: &&restitch_kernel::Block| block.range.start == entry.start || !stays(block);

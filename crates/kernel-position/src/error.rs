@@ -44,6 +44,10 @@ pub enum Obstacle {
     UnknownWarning,
     /// Code of which the unwinder knows nothing.
     NoUnwindRow,
+    /// Nowhere in a block, or on an edge, can a counter stand.
+    NoRoomForCounter,
+    /// Flags are live where a counter is to stand, and there is no stack to keep them on.
+    NoStack,
 }
 
 impl fmt::Display for Obstacle {
@@ -54,6 +58,8 @@ impl fmt::Display for Obstacle {
             Self::KnownBranch => "a warning or a fault of the branch at the end of a block",
             Self::NoTrampoline => "a static call without a trampoline",
             Self::UnknownWarning => "a warning, whose record the kernel's types (BTF) do not describe",
+            Self::NoRoomForCounter => "no place for a counter",
+            Self::NoStack => "flags are live where the unwinder knows no stack to keep them on",
             Self::NoUnwindRow => "the unwinder has no row for it",
         })
     }

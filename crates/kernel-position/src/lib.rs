@@ -9,6 +9,9 @@
 //! in it are kept (`reach.rs`); they are put in order (`order.rs`); the file is written and proved
 //! (`position.rs`).
 //!
+//! Where a request asks for it, the copies count (`counters.rs`), and [`Counting`] says what counters stand
+//! for.
+//!
 //! **It does not** read files, load modules, count, or decide what is worth moving.
 //!
 //! Invariants:
@@ -19,11 +22,16 @@
 mod block;
 mod callees;
 mod convert;
+mod counters;
+mod counting;
 mod counts;
 mod error;
+mod flow;
 mod hot;
+mod live_flags;
 mod order;
 mod pieces;
+mod placed;
 mod position;
 mod reach;
 mod request;
@@ -32,6 +40,7 @@ mod subject;
 mod text;
 
 pub use callees::callees;
+pub use counting::{BlockCount, CountedPlace, Counting, FunctionCounts, WayCount, counts_text};
 pub use counts::Counts;
 pub use error::{CountsError, Obstacle, PositionError, Refused, Why};
 pub use position::{Copied, Positioned, Positioner};

@@ -50,6 +50,10 @@ impl Pieces {
     /// Where in the copy is what the original has at `at`. What is in the middle of a resized instruction is
     /// in the middle of the new one.
     pub(crate) fn offset(&self, at: Svma) -> u32 {
+        // What was put in front of the instruction there is of its state.
+        if let Some(put) = self.resized.iter().find(|resized| resized.at == at && resized.old == 0) {
+            return put.place as u32;
+        }
         let behind = self.resized.partition_point(|resized| resized.at <= at);
         let Some(resized) = self.resized[..behind].last() else {
             return at.offset_from(self.start) as u32;
@@ -78,5 +82,17 @@ mod tests {
         assert_eq!(pieces.code, [1, 2, 3, 0, 0, 0, 0, 0, 4, 0, 0, 0]);
         let offsets: Vec<u32> = (0..14).map(|offset| pieces.offset(at(offset))).collect();
         assert_eq!(offsets, [0, 1, 2, 3, 4, 8, 9, 10, 11, 11, 11, 11, 12, 13]);
+    }
+
+    #[test]
+    fn what_is_put_between_is_where_the_next_one_was() {
+        let at = |offset: u64| Svma::new(0x1000 + offset);
+        let mut pieces = Pieces::new(at(0));
+        pieces.copy(&[1]);
+        pieces.room(at(1), 0, 8);
+        pieces.room(at(1), 2, 5);
+        pieces.copy(&[2]);
+        let offsets: Vec<u32> = (0..5).map(|offset| pieces.offset(at(offset))).collect();
+        assert_eq!(offsets, [0, 1, 10, 14, 15]);
     }
 }

@@ -2,6 +2,8 @@
 
 use crate::block::BlockMaker;
 use crate::convert::Converted;
+use crate::counters::count;
+use crate::counting::Counting;
 use crate::error::{PositionError, Refused, Why};
 use crate::hot::Heating;
 use crate::order::{Chunks, Ordering};
@@ -10,8 +12,8 @@ use crate::request::{Order, Request};
 use crate::subject::Subject;
 use restitch_address::{Svma, SvmaRange};
 use restitch_kernel::FunctionId;
-use restitch_kernel_check::{CheckError, CheckedModule, Checker};
-use restitch_kernel_group::{Fixup, Function, Group, Heat, Target, write_module};
+use restitch_kernel_check::{CheckError, CheckedModule, Checker, Problem};
+use restitch_kernel_group::{Block, Fixup, Function, Group, Heat, Target, write_module};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Makes and proves modules for one kernel.
@@ -34,6 +36,8 @@ pub struct Positioned {
     pub hot_bytes: u64,
     /// Bytes of cold code.
     pub cold_bytes: u64,
+    /// What its counters count, if it has some.
+    pub counting: Option<Counting>,
 }
 
 /// A function that is copied.
@@ -72,10 +76,16 @@ impl<'s> Positioner<'s> {
         let mut stays = Vec::new();
         let mut functions = self.roots(request)?;
         let ordering = self.ordering(request)?;
+        let mut odd = BTreeSet::new();
         functions.extend(self.callees(request, &ordering, &mut stays));
         loop {
-            let error = match self.attempt(request, &ordering, functions.clone()) {
+            let error = match self.attempt(request, &ordering, functions.clone(), &odd) {
                 Err(PositionError::Unproved(error)) => error,
+                Err(PositionError::Refused(refused)) if self.are_callees(request, &refused) => {
+                    functions.retain(|own| refused.iter().all(|other| other.address != self.start(own.id)));
+                    stays.extend(refused);
+                    continue;
+                }
                 Ok(mut positioned) => {
                     positioned.stays.extend(stays);
                     positioned.stays.sort_by_key(|stays| stays.address);
@@ -83,6 +93,11 @@ impl<'s> Positioner<'s> {
                 }
                 other => return other,
             };
+            let before = odd.len();
+            odd.extend(self.handing_on_flags(&error));
+            if odd.len() > before {
+                continue;
+            }
             let unproved = self.unproved(request, &error);
             if unproved.is_empty() {
                 return Err(error.into());
@@ -98,17 +113,39 @@ impl<'s> Positioner<'s> {
         request: &Request,
         ordering: &Ordering<'_>,
         mut functions: Vec<Converted>,
+        odd: &BTreeSet<FunctionId>,
     ) -> Result<Positioned, PositionError> {
         let roots: BTreeSet<Svma> = request.roots.iter().map(|id| self.start(*id)).collect();
         keep_reached(&mut functions, &roots);
         let (functions, idle): (Vec<_>, Vec<_>) =
             functions.into_iter().partition(|function| !function.blocks.is_empty());
         let stays = idle.iter().map(|function| self.refused(function.id, Why::NotReached)).collect();
-        let Laid { group, functions } = self.group(request, ordering, functions, &roots);
+        let mut functions = functions;
+        let counted = match request.counts {
+            true => Some(count(self.blocks, &mut functions, odd).map_err(|refusal| {
+                PositionError::Refused(vec![self.refused(refusal.function, refusal.why)])
+            })?),
+            false => None,
+        };
+        let Laid { mut group, functions } = self.group(request, ordering, functions, &roots);
+        group.counters = counted.as_ref().map(|counted| counted.counters);
         let written = write_module(&group, &self.subject.modules)?;
         let module = self.checker.check(written.file, &roots)?;
         let (hot_bytes, cold_bytes) = (written.hot_len, written.cold_len);
-        Ok(Positioned { module, functions, stays, hot_bytes, cold_bytes })
+        let counting = counted.map(|counted| counted.counting);
+        Ok(Positioned { module, functions, stays, hot_bytes, cold_bytes, counting })
+    }
+
+    /// Whether what is refused can be left out.
+    fn are_callees(&self, request: &Request, refused: &[Refused]) -> bool {
+        let is_root = |own: &Refused| request.roots.iter().any(|root| self.start(*root) == own.address);
+        !refused.is_empty() && !refused.iter().any(is_root)
+    }
+
+    /// Functions in which flags are not dead where the calling convention says so.
+    fn handing_on_flags(&self, error: &CheckError) -> Vec<FunctionId> {
+        let counters = error.findings.iter().filter(|finding| matches!(finding.problem, Problem::Counter(_)));
+        counters.filter_map(|finding| self.subject.kernel.functions.at(finding.original?)).collect()
     }
 
     /// Callees that findings are about: without them the rest may be proved.
@@ -260,7 +297,8 @@ fn own_warnings(functions: &mut [Converted]) {
 fn copied(group: &Group, chains: &[usize]) -> Vec<Copied> {
     let mut blocks = vec![[0; 2]; group.functions.len()];
     for chunk in &group.chunks {
-        blocks[chunk.function][usize::from(chunk.heat == Heat::Cold)] += chunk.blocks.len();
+        let copies = chunk.blocks.iter().filter(|block| !Block::is_on_edge(block.address)).count();
+        blocks[chunk.function][usize::from(chunk.heat == Heat::Cold)] += copies;
     }
     let of_function = group.functions.iter().zip(blocks).zip(chains);
     let copied = of_function.map(|((function, [hot_blocks, cold_blocks]), chains)| Copied {

@@ -17,6 +17,8 @@ pub struct Request {
     /// Whether roots need a place of the function tracer. Without one they are proved, but no calls can be
     /// led to them: for measures of what can be copied.
     pub needs_trace_sites: bool,
+    /// Whether executions of blocks and edges are counted.
+    pub counts: bool,
 }
 
 impl Request {

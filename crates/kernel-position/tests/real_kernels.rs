@@ -5,10 +5,14 @@
 //! some); without it there is nothing to test. With `RESTITCH_KERNEL_ALL` set, all functions are looked at,
 //! and what is not proved is told by kind: that takes a release build, and some minutes a kernel.
 
+mod walks;
+
 use restitch_kernel::{FunctionId, Kernel, Source};
 use restitch_kernel_check::ModuleForm;
 use restitch_kernel_group::ModuleFacts;
-use restitch_kernel_position::{Order, PositionError, Positioner, Request, Subject, Why, callees};
+use restitch_kernel_position::{
+    Order, PositionError, Positioned, Positioner, Request, Subject, Why, callees,
+};
 use restitch_testkit::skip_unsupported;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -63,7 +67,7 @@ fn views() -> Option<Vec<View>> {
 
 fn request(roots: &[FunctionId], callees: &[FunctionId], order: Order) -> Request {
     let (roots, callees) = (roots.to_vec(), callees.to_vec());
-    Request { name: "group".into(), roots, callees, order, needs_trace_sites: false }
+    Request { name: "group".into(), roots, callees, order, needs_trace_sites: false, counts: false }
 }
 
 /// The kind of what stands in the way, without names and places.
@@ -83,17 +87,30 @@ fn kind(error: &PositionError) -> String {
 struct Tally {
     proved: u64,
     instructions: u64,
+    /// Of functions with counters: these, blocks, and edges that do not follow from them.
+    counters: u64,
+    blocks: u64,
+    undetermined: u64,
     kinds: BTreeMap<String, Vec<String>>,
 }
 
 impl Tally {
-    fn add(&mut self, name: &str, positioner: &Positioner<'_>, request: &Request) {
+    fn add(&mut self, name: &str, positioner: &Positioner<'_>, request: &Request) -> Option<Positioned> {
         match positioner.position(request) {
             Ok(positioned) => {
                 self.proved += 1;
                 self.instructions += positioned.module.report().instructions;
+                if let Some(counting) = &positioned.counting {
+                    self.counters += counting.counters() as u64;
+                    self.blocks += counting.blocks() as u64;
+                    self.undetermined += counting.undetermined() as u64;
+                }
+                Some(positioned)
             }
-            Err(error) => self.kinds.entry(kind(&error)).or_default().push(format!("{name}: {error}")),
+            Err(error) => {
+                self.kinds.entry(kind(&error)).or_default().push(format!("{name}: {error}"));
+                None
+            }
         }
     }
 
@@ -102,8 +119,12 @@ impl Tally {
     }
 
     fn tell(&self, what: &str) {
-        let Self { proved, instructions, kinds } = self;
+        let Self { proved, instructions, kinds, .. } = self;
         println!("{what}: {proved} proved with {instructions} instructions, {} not", self.failed());
+        println!(
+            "  {} counters for {} blocks, {} edges undetermined",
+            self.counters, self.blocks, self.undetermined
+        );
         for (kind, texts) in kinds {
             println!("  {:6} {kind}", texts.len());
             texts.iter().take(8).for_each(|text| println!("           {text}"));
@@ -169,6 +190,55 @@ fn functions_of_real_kernels_are_proved_one_by_one() {
             let unknown = tally.kinds.keys().find(|kind| !KNOWN.contains(&kind.as_str()));
             assert!(unknown.is_none(), "{unknown:?}");
             assert!(tally.proved > 200 && tally.failed() * 1000 < tally.proved);
+        }
+    }
+}
+
+#[test]
+fn functions_of_real_kernels_with_counters_are_proved_and_their_counts_follow() {
+    let Some(views) = views() else {
+        skip_unsupported!("RESTITCH_KERNEL_VIEWS names no folder with views of kernels");
+    };
+    let step = if is_whole() { 1 } else { 151 };
+    for view in &views {
+        let subject = view.subject();
+        let positioner = Positioner::new(&subject).unwrap();
+        let (movable, mut tally) = (view.movable(), Tally::default());
+        for (id, seed) in movable.iter().step_by(step).zip(1..) {
+            let request = Request { counts: true, ..request(&[*id], &[], Order::Kept) };
+            let positioned = tally.add(view.name(*id), &positioner, &request);
+            if let Some(counting) = positioned.and_then(|positioned| positioned.counting) {
+                walks::are_counted(&view.kernel, &request.roots, &counting, seed);
+            }
+        }
+        tally.tell(&format!("{} of {} with counters", movable.len(), view.name));
+        let unknown = tally.kinds.keys().find(|kind| !KNOWN.contains(&kind.as_str()));
+        assert!(unknown.is_none(), "{unknown:?}");
+        assert!(tally.proved > 200 && tally.failed() * 1000 < tally.proved);
+        assert!(tally.counters < tally.blocks && tally.undetermined == 0);
+    }
+}
+
+#[test]
+fn closures_of_real_kernels_with_counters_are_proved_as_wholes() {
+    let Some(views) = views() else {
+        skip_unsupported!("RESTITCH_KERNEL_VIEWS names no folder with views of kernels");
+    };
+    for view in &views {
+        let subject = view.subject();
+        let positioner = Positioner::new(&subject).unwrap();
+        for (name, depth) in [("do_sys_poll", 1), ("tcp_v4_rcv", 2), ("vfs_read", 2)] {
+            let root = view.kernel.find(name).unwrap();
+            let callees = callees(&view.kernel, &[root], depth);
+            let request = Request { counts: true, ..request(&[root], &callees, Order::Kept) };
+            let positioned = positioner.position(&request).unwrap();
+            let counting = positioned.counting.as_ref().unwrap();
+            let (counters, blocks) = (counting.counters(), counting.blocks());
+            println!("{} {name}: {counters} counters for {blocks} blocks, {:?}", view.name, counting.memory);
+            assert_eq!(positioned.module.report().counters, counters as u64);
+            assert!(counters < blocks && counting.undetermined() == 0);
+            let unproved = positioned.stays.iter().find(|stays| matches!(stays.why, Why::Unproved(_)));
+            assert!(unproved.is_none(), "{unproved:?}");
         }
     }
 }

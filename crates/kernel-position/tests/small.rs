@@ -1,11 +1,13 @@
 //! Functions of a made-up kernel, copied and proved.
 
+mod walks;
+
 use restitch_address::Svma;
 use restitch_kernel::{FunctionId, Kernel, Lists, Symbols, image};
 use restitch_kernel_check::ModuleForm;
 use restitch_kernel_group::ModuleFacts;
 use restitch_kernel_position::{
-    Counts, Order, PositionError, Positioned, Positioner, Request, Search, Subject, Why,
+    Counts, Order, PositionError, Positioned, Positioner, Request, Search, Subject, Why, counts_text,
 };
 use restitch_testkit::small_kernel::SmallKernel;
 use std::io::{Error, ErrorKind};
@@ -67,7 +69,14 @@ impl<'k> Made<'k> {
 
     fn request(&self, roots: &[&str], callees: &[&str]) -> Request {
         let (roots, callees) = (self.ids(roots), self.ids(callees));
-        Request { name: "group".into(), roots, callees, order: Order::Kept, needs_trace_sites: false }
+        Request {
+            name: "group".into(),
+            roots,
+            callees,
+            order: Order::Kept,
+            needs_trace_sites: false,
+            counts: false,
+        }
     }
 
     fn position(&self, request: &Request) -> Result<Positioned, PositionError> {
@@ -257,4 +266,67 @@ fn callees_are_counted_after_those_that_have_called_them() {
     search.counted(&executed(&["fail"]));
     assert_eq!(search.level(), [], "what is known is not counted again");
     assert_eq!(search.finish(), (vec![work, fail], executed(&["work", "work.cold", "fail"])));
+}
+
+/// Walks through functions at random: what the counters would say gives the counts of all blocks and ways.
+#[test]
+fn all_counts_follow_from_the_counters() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    for name in ["work", "reads_user", "warns", "calls_by_register", "fail"] {
+        let mut request = made.request(&[name], &["fail"][usize::from(name == "fail")..]);
+        request.counts = true;
+        for order in [Order::Kept, Order::Reversed] {
+            request.order = order;
+            let positioned = made.position(&request).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let counting = positioned.counting.as_ref().expect("counters");
+            assert_eq!(positioned.module.report().counters, counting.counters() as u64, "{name}");
+            assert!(counting.counters() > 0 && counting.undetermined() == 0, "{name}");
+            for seed in 1..40 {
+                walks::are_counted(&kernel, &request.roots, counting, seed);
+            }
+        }
+    }
+}
+
+#[test]
+fn live_flags_are_kept_and_dead_ones_are_not() {
+    const COUNTS: [u8; 4] = [0x65, 0x48, 0xff, 0x05];
+    // What the kernel has, and how many of its counters keep the flags.
+    let cases: [(&str, &[u8], usize); 3] = [
+        // xor %eax,%eax; ret
+        ("dead", &[0x31, 0xc0, 0xc3], 0),
+        // test %edi,%edi; 2: je 8; mov %eax,%eax; mov %ecx,%ecx; 8: ret; the flags are dead in each block.
+        ("branch", &[0x85, 0xff, 0x74, 0x04, 0x89, 0xc0, 0x89, 0xc9, 0xc3], 0),
+        // mov %edi,%eax; test %edi,%edi; jmp 6: 6: je 6; ret: one block of a loop has a live flag only.
+        ("live", &[0x85, 0xff, 0xeb, 0x00, 0x89, 0xf8, 0x74, 0xfc, 0xc3], 1),
+    ];
+    for (what, code, kept) in cases {
+        let small = with_code(code);
+        let kernel = kernel(&small);
+        let made = Made::of(&kernel);
+        let mut request = made.request(&["reads_user"], &[]);
+        request.counts = true;
+        let positioned = made.position(&request).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let file = positioned.module.file();
+        let places = file.windows(5).filter(|window| window[..4] == COUNTS || window[1..] == COUNTS);
+        let keeping = places.filter(|window| window[0] == 0x9c).count();
+        assert_eq!(keeping, kept, "{what}");
+    }
+}
+
+#[test]
+fn counts_are_written_as_they_are_read() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    let mut request = made.request(&["work"], &[]);
+    request.counts = true;
+    let counting = made.position(&request).expect("proved").counting.expect("counters");
+    let values: Vec<u64> = (0..counting.counters() as u64).map(|number| 10 + number).collect();
+    let counts = counting.counts(&values);
+    let read = Counts::parse(&counts_text(&counts)).expect("lines of counts");
+    assert!(counts[0].blocks.iter().all(|block| read.at(block.range.start) == block.count));
+    assert!(counts[0].blocks.iter().any(|block| block.count > 0));
 }

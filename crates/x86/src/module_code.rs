@@ -113,6 +113,8 @@ pub enum CounterMemory {
     Shared,
 }
 
+/// The flags that [`counting`] overwrites, of [`ALL_FLAGS`](crate::ALL_FLAGS): all but the carry.
+pub const COUNTING_FLAGS: u8 = crate::ALL_FLAGS & !1;
 /// Bytes of [`counting`].
 pub const COUNTING: u32 = 8;
 /// Bytes of [`counting_with_flags_kept`].
@@ -207,6 +209,7 @@ mod tests {
             assert_eq!(insns[0].names, Some(AT + u64::from(plain.end) + 1));
             assert_eq!(insns[2].names, Some(AT + u64::from(kept.end) + 2));
             assert_eq!([insns[1].flags_read, insns[3].flags_written], [crate::ALL_FLAGS; 2]);
+            assert_eq!(insns[0].flags_written, COUNTING_FLAGS);
         }
     }
 
