@@ -1,6 +1,8 @@
 //! The command line, as the user types it.
 
+use crate::kernel::KernelCommand;
 use crate::layout_names::LayoutNames;
+use crate::seconds::seconds;
 use crate::switch::Switch;
 use crate::version_args::{LAYOUT, VersionArgs};
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
@@ -12,7 +14,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// What the exit code means where another command has run.
-pub const STAND_IN: &str = "`run`, `batch` and `record -- COMMAND` end with the exit code of COMMAND once it has run (128 + n: signal n ended it).";
+pub const STAND_IN: &str = "`run`, `batch`, `record -- COMMAND` and `kernel run` end with the exit code of COMMAND once it has run (128 + n: signal n ended it).";
 
 /// Heading of the options that say where the profile comes from.
 const PROFILE: &str = "Profile options";
@@ -109,9 +111,9 @@ pub enum Command {
     Profile(crate::profile_args::ProfileCommand),
     /// Show what this machine allows, and the commands that would allow more.
     Doctor,
-    /// Look at the code of the Linux kernel that runs here. Nothing is changed.
+    /// Look at the code of the Linux kernel that runs here, and lead calls to copies of it in another order.
     #[command(subcommand)]
-    Kernel(crate::kernel::KernelCommand),
+    Kernel(KernelCommand),
     /// Watch restitch speed up a built-in program while it runs.
     Demo {
         /// Seconds before the change, and again after it.
@@ -152,10 +154,15 @@ impl Command {
         }
     }
 
+    /// Whether something of it may be left in the kernel if it is cut off in the middle.
+    pub fn changes_kernel(&self) -> bool {
+        matches!(self, Self::Kernel(command) if command.changes_kernel())
+    }
+
     /// Whether the exit code is that of another command, which restitch runs.
     pub fn is_stand_in(&self) -> bool {
         match self {
-            Self::Run { .. } | Self::Batch(_) => true,
+            Self::Run { .. } | Self::Batch(_) | Self::Kernel(KernelCommand::Run { .. }) => true,
             Self::Record(record) => !record.command.is_empty(),
             _ => false,
         }
@@ -400,14 +407,6 @@ pub struct Lab {
     /// is run in place of the first word, or wherever `{}` stands.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
-}
-
-/// Seconds: a number from 0 to a day.
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if (0.0..=86_400.0).contains(&s) => Ok(s),
-        _ => Err("a number of seconds from 0 to 86400 is wanted".into()),
-    }
 }
 
 #[cfg(test)]

@@ -23,12 +23,14 @@ use std::time::{Duration, Instant};
 
 /// Runs a command; the exit code.
 pub fn run(args: Args) -> Result<i32, SessionError> {
-    if !args.command.changes_processes() {
+    let changes_processes = args.command.changes_processes();
+    if !changes_processes && !args.command.changes_kernel() {
         return run_command_line(args);
     }
     let asked = AskedToEnd::begin();
     AskedToEnd::answer("restitch: it is ending already, as soon as the step that it is at is done");
-    let keeper = Keeper::start();
+    // The kernel needs none: it leads calls back by itself.
+    let keeper = changes_processes.then(Keeper::start);
     let done = or_interrupted(run_command_line(args));
     drop(keeper);
     // What was asked for is done, but whoever has asked it to end is to see that it heard.

@@ -1,20 +1,18 @@
 //! `restitch kernel`: what the kernel allows, and its code.
 
-use crate::kernel_groups::revert;
+use crate::kernel_groups::{hold, revert, run_in_force, write_group};
 use crate::outputs::check_outputs;
+use crate::seconds::seconds;
 use clap::{Args, Subcommand, ValueEnum};
 use restitch_apply::Why;
-use restitch_kernel::{
-    Analysis, FunctionId, Kernel, KernelDoctor, KernelError, Source, kernel_doctor, module_files,
-    read_module, release,
-};
+use restitch_kernel::{Analysis, Kernel, KernelDoctor, KernelError, Source, kernel_doctor, release};
 use restitch_kernel_control::{Control, Groups};
-use restitch_kernel_position::{
-    Counts, ModuleFile, Order, Positioned, Positioner, Request, Subject, callees,
-};
+use restitch_kernel_position::{Counts, Order};
 use restitch_report::paragraph;
-use restitch_session::{ExitCode, SessionError, write_result};
+use restitch_session::{ExitCode, GroupWanted, SessionError, write_result};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The commands about the kernel.
 #[derive(Debug, Subcommand)]
@@ -34,12 +32,24 @@ pub enum KernelCommand {
         #[command(flatten)]
         options: KernelOptions,
     },
-    /// Copy functions of the kernel in a new order into a module file, and prove that it is a copy.
+    /// Copy functions of the running kernel in a new order, prove it, and lead their calls to the copies.
     ///
-    /// Nothing is loaded. The file fits the kernel that runs until the machine starts again.
+    /// The copies are in force until it is asked to end (Ctrl-C, SIGTERM, SIGHUP). Then calls go to the
+    /// original code again, and also if it is killed. It takes root and the control module.
     Position {
         #[command(flatten)]
         options: PositionOptions,
+    },
+    /// The same while a command runs.
+    ///
+    /// What asks it to end (SIGTERM, SIGHUP, SIGINT) is passed on to the command. If the copies cannot be put
+    /// in force, the command is not started.
+    Run {
+        #[command(flatten)]
+        group: GroupOptions,
+        /// The program and its arguments.
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
     },
     /// Show the groups of copies that are in the kernel.
     Status {
@@ -54,15 +64,12 @@ pub enum KernelCommand {
     },
 }
 
-/// What is to be copied, how, and whereto.
+/// What is to be copied, and how.
 #[derive(Debug, Args)]
-pub struct PositionOptions {
+pub struct GroupOptions {
     /// Functions whose calls are to be led to copies: names, or addresses in them with 0x in front.
     #[arg(value_name = "FUNCTION", required = true)]
     pub functions: Vec<String>,
-    /// Write the module here.
-    #[arg(long, value_name = "FILE")]
-    pub write: PathBuf,
     /// Also copy what they call directly, and what that calls, so many calls deep.
     #[arg(long, value_name = "CALLS", default_value_t = 0)]
     pub callees: usize,
@@ -73,9 +80,22 @@ pub struct PositionOptions {
     /// has lines of an address in hexadecimal, a length and a count.
     #[arg(long, value_name = "FILE", conflicts_with = "order")]
     pub counts: Option<PathBuf>,
-    /// Read a folder with copies of the kernel's files (proc/kallsyms, proc/kcore, sys/kernel/btf/vmlinux,
-    /// lib/modules and others) in place of the running kernel.
-    #[arg(long, value_name = "FOLDER")]
+}
+
+/// The same, for how long, or whereto.
+#[derive(Debug, Args)]
+pub struct PositionOptions {
+    #[command(flatten)]
+    pub group: GroupOptions,
+    /// Lead calls back after so many seconds.
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, conflicts_with = "write")]
+    pub time: Option<f64>,
+    /// Write the module here in place of loading it. It fits the kernel until the machine starts again.
+    #[arg(long, value_name = "FILE")]
+    pub write: Option<PathBuf>,
+    /// With --write: read a folder with copies of the kernel's files (proc/kallsyms, proc/kcore,
+    /// sys/kernel/btf/vmlinux, lib/modules and others) in place of the running kernel.
+    #[arg(long, value_name = "FOLDER", requires = "write")]
     pub view: Option<PathBuf>,
 }
 
@@ -166,40 +186,38 @@ pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
             Ok(ExitCode::Done.number())
         }
         KernelCommand::Position { options } => {
-            check_outputs(&[Some(options.write.as_path())])?;
-            let positioned = options.position()?;
-            // It tells where the kernel is.
-            write_result(&options.write, positioned.module.file(), 0o600)?;
-            print!("{}", positioned.to_text());
-            print!("{}", paragraph("", "Nothing was loaded: copies are not put in force yet."));
-            Ok(ExitCode::Done.number())
+            check_outputs(&[options.write.as_deref()])?;
+            let wanted = options.group.wanted()?;
+            match &options.write {
+                Some(file) => write_group(&options.source(), &wanted, file),
+                None => hold(&wanted, options.time.map(Duration::from_secs_f64)),
+            }
+        }
+        KernelCommand::Run { group, command } => run_in_force(&group.wanted()?, &command),
+    }
+}
+
+impl KernelCommand {
+    /// Whether something of it may be left in the kernel if it is cut off in the middle.
+    pub fn changes_kernel(&self) -> bool {
+        match self {
+            Self::Position { options } => options.write.is_none(),
+            Self::Run { .. } => true,
+            _ => false,
         }
     }
 }
 
 impl PositionOptions {
-    fn position(&self) -> Result<Positioned, SessionError> {
-        let source = self.view.as_deref().map_or_else(Source::running, Source::folder);
-        let order = self.order()?;
-        let files = module_files(&source, &release(&source))?;
-        let kernel = Kernel::read(&source)?;
-        let module = |path: &PathBuf| -> Result<ModuleFile, KernelError> {
-            Ok(ModuleFile { name: path.display().to_string(), bytes: read_module(path)? })
-        };
-        let control = files.control.as_ref().map(module).transpose()?;
-        let examples = files.all.iter().filter_map(|path| module(path).ok());
-        let subject = Subject::learn(&kernel, examples, control.as_ref())?;
-        let roots = self.functions.iter().map(|name| kernel.find(name));
-        let roots = roots.collect::<Result<Vec<FunctionId>, _>>()?;
-        let request = Request {
-            name: Request::name_for(&kernel.functions.get(roots[0]).name),
-            callees: callees(&kernel, &roots, self.callees),
-            roots,
-            order,
-            needs_trace_sites: true,
-            counts: false,
-        };
-        Ok(Positioner::new(&subject)?.position(&request)?)
+    fn source(&self) -> Source {
+        self.view.as_deref().map_or_else(Source::running, Source::folder)
+    }
+}
+
+impl GroupOptions {
+    fn wanted(&self) -> Result<GroupWanted, SessionError> {
+        let (functions, order) = (self.functions.clone(), self.order()?);
+        Ok(GroupWanted { functions, callees: self.callees, order })
     }
 
     fn order(&self) -> Result<Order, SessionError> {

@@ -1,17 +1,100 @@
-//! `restitch kernel revert`: a group out of the kernel.
+//! `restitch kernel position`, `run` and `revert`: groups of copies, as files, into the kernel and out of it.
 
-use restitch_kernel_control::{Control, unload};
+use crate::child::{child, exit_status};
+use crate::progress::Progress;
+use restitch_kernel::Source;
+use restitch_kernel_control::{Control, ControlError, unload};
 use restitch_report::paragraph;
-use restitch_session::SessionError;
+use restitch_session::{
+    AskedToEnd, ExitCode, GroupInForce, GroupWanted, NotStarted, OwnChild, SessionError, begin_start,
+    make_group, put_in_force, write_result,
+};
+use std::ffi::OsString;
+use std::path::Path;
 use std::time::Duration;
 
 /// How long tasks may stand in copies that no calls lead to any more. The control module looks each second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Writes the module of a group to a file; the exit code.
+pub(crate) fn write_group(source: &Source, wanted: &GroupWanted, file: &Path) -> Result<i32, SessionError> {
+    let mut progress = Progress::new();
+    let positioned = make_group(source, wanted, &mut progress)?;
+    progress.finish();
+    // It tells where the kernel is.
+    write_result(file, positioned.module.file(), 0o600)?;
+    print!("{}{}", positioned.to_text(), paragraph("", "Nothing was loaded."));
+    Ok(ExitCode::Done.number())
+}
+
+/// Puts a group in force for a time, or until this program is asked to end; the exit code.
+pub(crate) fn hold(wanted: &GroupWanted, time: Option<Duration>) -> Result<i32, SessionError> {
+    let group = in_force(wanted)?;
+    let end = match time {
+        Some(time) => format!("for {} s", time.as_secs_f64()),
+        None => "until this ends: Ctrl-C, SIGTERM, SIGHUP".into(),
+    };
+    print!("{}", told(&group, &end));
+    let name = group.status.name.clone();
+    let held = group.hold(time);
+    match group.take_out() {
+        Ok(()) => held.map(|()| print!("{}", is_out(&name)))?,
+        // What was asked for is done, as far as that can be: the exit code is that of the request.
+        Err(error @ ControlError::StillUsed { .. }) if AskedToEnd::signal().is_some() => {
+            eprintln!("restitch: {error}");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(ExitCode::Done.number())
+}
+
+/// Puts a group in force while a command runs; the command's exit code.
+pub(crate) fn run_in_force(wanted: &GroupWanted, command: &[OsString]) -> Result<i32, SessionError> {
+    let group = in_force(wanted)?;
+    // Standard output is the command's.
+    eprint!("{}", told(&group, "while the command runs"));
+    let name = group.status.name.clone();
+    let status = run_to_end(command);
+    match group.take_out() {
+        Ok(()) => eprint!("{}", is_out(&name)),
+        // That of the command says more than an exit code of this.
+        Err(error) => eprintln!("restitch: {error}"),
+    }
+    status
+}
+
+fn in_force(wanted: &GroupWanted) -> Result<GroupInForce, SessionError> {
+    let mut progress = Progress::new();
+    let group = put_in_force(wanted, &mut progress)?;
+    progress.finish();
+    Ok(group)
+}
+
+fn told(group: &GroupInForce, end: &str) -> String {
+    let words = format!("calls are led to the copies (by {}) {end}", group.status.means);
+    group.positioned.to_text() + &paragraph("in force        ", &words)
+}
+
+fn run_to_end(command: &[OsString]) -> Result<i32, SessionError> {
+    let mut starting = child(command);
+    begin_start()?;
+    let started = OwnChild::spawn(&mut starting);
+    let mut started = started.map_err(|error| NotStarted::new(starting.get_program(), error))?;
+    AskedToEnd::stand_for(started.pid());
+    let status = started.wait().map_err(|error| SessionError::Command {
+        command: starting.get_program().to_string_lossy().into_owned(),
+        why: error.into(),
+    })?;
+    Ok(exit_status(status))
+}
+
 /// Leads calls back to the original code, waits until nobody is in the copies, and unloads them; what to say.
 pub(crate) fn revert(name: &str) -> Result<String, SessionError> {
     Control::default().disable(name)?;
     unload(name, PATIENCE)?;
-    let words = format!("group {name} is out of the kernel: its calls go to the original code");
-    Ok(paragraph("", &words))
+    Ok(is_out(name))
+}
+
+fn is_out(name: &str) -> String {
+    paragraph("", &format!("group {name} is out of the kernel: its calls go to the original code"))
 }

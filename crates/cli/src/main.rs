@@ -19,6 +19,7 @@ mod pages;
 mod profile_args;
 mod profile_commands;
 mod progress;
+mod seconds;
 mod sources;
 mod switch;
 mod version_args;

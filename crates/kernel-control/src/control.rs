@@ -2,6 +2,7 @@
 
 use crate::error::ControlError;
 use crate::group::GroupStatus;
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,6 +18,11 @@ const LONGEST: u64 = 64 << 10;
 pub struct Control {
     device: PathBuf,
 }
+
+/// The right to load and to clear groups, which one process has at a time: what was just loaded is not
+/// anybody's leftover. The kernel takes it back when the process ends.
+#[derive(Debug)]
+pub struct Turn(#[expect(dead_code, reason = "the lock lives as long as the descriptor")] File);
 
 impl Default for Control {
     fn default() -> Self {
@@ -77,6 +83,21 @@ impl Control {
     /// If there is no such group.
     pub fn disable(&self, name: &str) -> Result<(), ControlError> {
         self.order(&mut self.open()?, "disable", name)
+    }
+
+    /// Waits until no other process has a [`Turn`].
+    ///
+    /// # Errors
+    /// If there is no control module, or this user may not ask.
+    pub fn turn(&self) -> Result<Turn, ControlError> {
+        let device = self.open()?;
+        loop {
+            match flock(&device, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(Turn(device)),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.failed("locking", &errno.into())),
+            }
+        }
     }
 
     fn open(&self) -> Result<File, ControlError> {

@@ -33,10 +33,23 @@ pub enum ControlError {
         name: String,
     },
     /// There is a module or group of that name.
-    #[error(
-        "group {name} is there already: name another one, or take it out first (restitch kernel revert {name})"
-    )]
+    #[error("module {name} is in the kernel already: take it out first (restitch kernel revert {name})")]
     Exists {
+        /// The name.
+        name: String,
+    },
+    /// Another process has calls led to a group of that name.
+    #[error(
+        "group {name} is in force already, held by another process: end that, or take the group out (restitch \
+         kernel revert {name})"
+    )]
+    InForce {
+        /// The name.
+        name: String,
+    },
+    /// Somebody else has had calls led back.
+    #[error("group {name} was taken out of force by somebody else: its calls go to the original code")]
+    TakenOut {
         /// The name.
         name: String,
     },

@@ -1,7 +1,8 @@
 //! Group modules into a running kernel and out of it, and what the control module says of them.
 //!
-//! **You** load a proved module ([`load`]), have calls led to its copies ([`Control::enable`]) for as long as
-//! you keep the [`Enabled`], and take it out again ([`unload`]). [`Control::groups`] lists what is there.
+//! **You** wait for your [`Turn`], load a proved module ([`Control::load`]), and have calls led to its copies
+//! for as long as you keep the [`Loaded`], which takes it out again. [`Control::groups`] lists what is there;
+//! [`unload`] and [`Control::disable`] are for what others have left.
 //!
 //! **It does not** write code or know addresses: the kernel's loader and the control module
 //! (`kernel/module`) do what is done.
@@ -14,10 +15,12 @@ mod control;
 mod error;
 mod group;
 mod groups;
+mod loaded;
 mod module;
 
-pub use control::{Control, Enabled};
+pub use control::{Control, Enabled, Turn};
 pub use error::ControlError;
 pub use group::{GroupState, GroupStatus};
 pub use groups::{GROUPS_SCHEMA_VERSION, Groups};
-pub use module::{load, unload};
+pub use loaded::Loaded;
+pub use module::unload;

@@ -12,12 +12,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// `delete_module(2)`: do not wait for users (`O_NONBLOCK`).
 const NO_WAIT: i32 = 0o4000;
 
-/// Loads a proved module. Its group is registered then; no calls are led to it.
-///
-/// # Errors
-/// If this user may not, the kernel wants a signature, has such a module, or refuses it: because it has no
-/// control module, or is not the kernel, of the same boot, that the module was made for.
-pub fn load(module: &CheckedModule) -> Result<(), ControlError> {
+/// Loads a proved module, as [`Control::load`](crate::control::Control::load) says it.
+pub(crate) fn load(module: &CheckedModule) -> Result<(), ControlError> {
     let name = &module.report().group;
     init_module(module.file(), c"").map_err(|errno| match errno {
         Errno::EXIST => ControlError::Exists { name: name.clone() },

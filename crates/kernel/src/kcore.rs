@@ -113,7 +113,16 @@ fn load(header: &[u8]) -> Option<Load> {
 /// # Errors
 /// If the file cannot be read, is no such core, ends early, or does not hold the range.
 pub fn read_memory(file: impl ReadAt, path: &Path, range: SvmaRange) -> Result<Memory, KernelError> {
+    read_ranges(file, path, &[range])
+}
+
+/// The same of several ranges.
+///
+/// # Errors
+/// As [`read_memory`] has them.
+pub fn read_ranges(file: impl ReadAt, path: &Path, ranges: &[SvmaRange]) -> Result<Memory, KernelError> {
+    let core = Kcore::open(file, path)?;
     let mut memory = Memory::default();
-    Kcore::open(file, path)?.add(range, &mut memory)?;
+    ranges.iter().try_for_each(|range| core.add(*range, &mut memory))?;
     Ok(memory)
 }

@@ -4,7 +4,7 @@ use crate::blocks::code_of;
 use crate::code::{Code, End, SiteKind};
 use crate::error::KernelError;
 use crate::functions::{FunctionId, Functions};
-use crate::kcore::{ReadAt, read_memory};
+use crate::kcore::{ReadAt, read_memory, read_ranges};
 use crate::memory::Memory;
 use crate::places::Places;
 use crate::reason::Reason;
@@ -18,6 +18,9 @@ use restitch_x86::kernel_code::{scan_kernel, target_marker};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+
+/// Where a kernel shows its memory.
+const CORE: &str = "proc/kcore";
 
 /// Lists of the function tracer and of probes, as far as they can be read.
 #[derive(Debug, Clone, Default)]
@@ -82,10 +85,10 @@ impl Kernel {
     /// # Errors
     /// If its symbols or its memory cannot be read, or say too little.
     pub fn read(source: &Source) -> Result<Self, KernelError> {
-        let (list, core) = ("proc/kallsyms", "proc/kcore");
+        let list = "proc/kallsyms";
         let symbols = Symbols::parse(&source.text(list)?, &source.path(list))?;
-        let file = source.open(core)?;
-        let memory = image(|at, room| file.read_exact_at(room, at), &source.path(core), &symbols)?;
+        let file = source.open(CORE)?;
+        let memory = image(|at, room| file.read_exact_at(room, at), &source.path(CORE), &symbols)?;
         let types = source.bytes("sys/kernel/btf/vmlinux").ok();
         Self::new(memory, symbols, types.as_deref(), &Lists::read(source)?)
     }
@@ -207,6 +210,20 @@ impl Kernel {
                 Err(KernelError::Ambiguous { name: what.into(), places: several.iter().map(place).collect() })
             }
         }
+    }
+
+    /// Those functions whose bytes in memory are others than when the kernel was read.
+    ///
+    /// # Errors
+    /// If memory cannot be read.
+    pub fn changed(&self, source: &Source, functions: &[FunctionId]) -> Result<Vec<FunctionId>, KernelError> {
+        let parts = functions.iter().flat_map(|id| self.functions.get(*id).parts.iter().copied());
+        let parts: Vec<SvmaRange> = parts.collect();
+        let file = source.open(CORE)?;
+        let now = read_ranges(|at, room| file.read_exact_at(room, at), &source.path(CORE), &parts)?;
+        let differs = |part: &SvmaRange| now.bytes(*part) != self.known.memory.bytes(*part);
+        let is_changed = |id: &FunctionId| self.functions.get(*id).parts.iter().any(differs);
+        Ok(functions.iter().copied().filter(is_changed).collect())
     }
 
     /// The code of a function.

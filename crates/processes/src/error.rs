@@ -26,6 +26,15 @@ pub enum SessionError {
     /// Functions of a kernel could not be copied.
     #[error(transparent)]
     Position(#[from] PositionError),
+    /// Code of the kernel changes all the time.
+    #[error(
+        "the kernel's code of {} changed each time while it was copied, as by events or tracers that go on and \
+         off; nothing is in force; try again when they are still", functions.join(", ")
+    )]
+    Restless {
+        /// The functions that have changed last.
+        functions: Vec<String>,
+    },
     /// Sampling failed.
     #[error(transparent)]
     Perf(#[from] restitch_perf::PerfError),
@@ -206,7 +215,7 @@ impl SessionError {
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
             Self::Unjudged { .. } => ExitCode::Usage,
-            Self::Refused { .. } | Self::Executed { .. } => ExitCode::Refused,
+            Self::Refused { .. } | Self::Executed { .. } | Self::Restless { .. } => ExitCode::Refused,
             Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
             Self::Panicked { .. } => ExitCode::Failure,
@@ -246,7 +255,7 @@ fn of_kernel(error: &KernelError) -> ExitCode {
 fn of_control(error: &ControlError) -> ExitCode {
     match error {
         ControlError::NotPermitted { .. } | ControlError::NotSigned { .. } => ExitCode::NotPermitted,
-        ControlError::NoGroup { .. } => ExitCode::NothingToDo,
+        ControlError::NoGroup { .. } | ControlError::TakenOut { .. } => ExitCode::NothingToDo,
         ControlError::Foreign { .. } => ExitCode::BadInput,
         ControlError::Failed { .. } => ExitCode::Failure,
         _ => ExitCode::Refused,
