@@ -169,7 +169,7 @@ def plan_table(rows):
     names = []
     for row in rows:
         names += [p["name"] for p in row["rounds"][0]["attach"]["phases"] if p["name"] not in names + list(WATCHING)]
-    head = ["program and load", "code, MiB", "in force after, s", "by `--profile`, s", "all of these, ms", *(f"{n}, ms" for n in names), "peak memory, MiB"]
+    head = ["program and load", "code, MiB", "active after, s", "by `--profile`, s", "all of these, ms", *(f"{n}, ms" for n in names), "peak memory, MiB"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         results = [r["attach"] for r in row["rounds"]]

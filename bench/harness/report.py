@@ -71,7 +71,7 @@ def section(records, deciding):
     """One table for the results that were measured in the same way."""
     rows = [(r, row) for r in records for row in r["rows"] if deciding in row["summary"]]
     further = [c for c in FURTHER if any(c in row["summary"] for _, row in rows)]
-    head = ["program and load", "rounds", f"{NAMES[deciding]} [interval]", *(NAMES[c] for c in further), "verdict", "pause", "in force after"]
+    head = ["program and load", "rounds", f"{NAMES[deciding]} [interval]", *(NAMES[c] for c in further), "verdict", "pause", "active after"]
     lines = [f"Measured: {records[0]['measured']}.", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for _, row in rows:
         summary = row["summary"]

@@ -88,7 +88,7 @@ OPTIONS = [
     ["--source", "burst", "--overhead", "10%"],
     ["--layout", "codestitcher", "--huge-pages", "on", "--keep-in-place", "off"],
 ]
-ALLOWED = {0: "in force", 4: "ended", 6: "refused", 7: "too little to do"}
+ALLOWED = {0: "active", 4: "ended", 6: "refused", 7: "too little to do"}
 FILES = {
     "prog.perl": "my %h; for my $i (1..2500000) { my $k = 'k'.($i*7919%997); $h{$k} = substr($h{$k}, -40) . chr(65+$i%26); if ($h{$k} =~ /(A.*?B)+(?=C|$)/) { $n += length $1 } eval { die { code => $i } if $i % 501 == 0 }; $n += $@->{code} if ref $@; } print join(',', map { \"$_=\" . length $h{$_} } sort { $h{$a} cmp $h{$b} || $a cmp $b } keys %h), \" $n\\n\"; printf \"%s %.5f\\n\", join('', sort { $b <=> $a } map { $_ ** 2 % 11 } 1..200), sqrt(2);\n",
     "prog.py": "import sys, re, json\nclass A:\n    def __init__(self, n): self.n = n\n    def __lt__(self, o): return (self.n * 31 % 17, self.n) < (o.n * 31 % 17, o.n)\ndef g(n):\n    for i in range(n):\n        try:\n            yield i\n            if i % 13 == 5: raise KeyError(i)\n        except KeyError as e: yield -e.args[0]\nout = []\nfor r in range(100):\n    d = {}\n    for i in g(9000): d.setdefault(i * 7919 % 997, []).append(str(i))\n    out.append(sum(a.n for a in sorted(map(A, range(900)))[:50]) + len(re.sub(r'(\\d+)-\\d', r'\\1', '-'.join('-'.join(v) for v in d.values()))) + len(json.dumps(d)))\nprint(out, sum(x ** 3 for x in range(2000)), f'{2**0.5:.9f}')\n",

@@ -225,7 +225,7 @@ pub enum ProcessError {
     },
     /// A layout is in force, and what is needed to take it out is not there.
     #[error(
-        "process {pid}: a layout of restitch is in force in it ({redirects} places of its code lead there), whose state files are not in {dir}: {}; nothing was changed",
+        "process {pid}: a layout of restitch is active in it ({redirects} places of its code lead there), whose state files are not in {dir}: {}; nothing was changed",
         where_state_may_be(*pid, elsewhere.as_deref())
     )]
     StateLost {

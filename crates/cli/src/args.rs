@@ -45,7 +45,7 @@ pub enum Command {
     /// Optimize a running process.
     ///
     /// Asked to end (Ctrl-C, SIGTERM, SIGHUP), it gives the process its original code back, or keeps the new
-    /// layout if that is in force and only its measurement was left.
+    /// layout if that is active and only its measurement was left.
     Attach {
         /// The process.
         pid: i32,

@@ -93,7 +93,7 @@ impl Outputs<'_> {
         let (all, tree) = if is_tree { (" and its relatives", " --tree") } else { ("", "") };
         match (result.outcome, result.target.pid, self.written) {
             (Outcome::InForce, Some(pid), _) => format!(
-                "the new layout of process {pid}{all} is in force all the same; `restitch revert {pid}{tree}` takes it out"
+                "the new layout of process {pid}{all} is active all the same; `restitch revert {pid}{tree}` takes it out"
             ),
             (Outcome::Written, _, Some(path)) => format!("{} is written all the same", path.display()),
             (Outcome::Reverted, Some(pid), _) => format!("process {pid}{all} has its original code again"),

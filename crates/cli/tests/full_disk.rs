@@ -146,14 +146,14 @@ fn a_layout_is_taken_out_without_room() {
 const FULL: &str = "/dev/full";
 
 #[test]
-fn a_layout_whose_result_cannot_be_written_is_in_force_and_said_to_be() {
+fn a_layout_whose_result_cannot_be_written_is_active_and_said_to_be() {
     let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
     let restitch = Restitch::new();
     let mut target = Target::start(&program);
     let undo = format!("`restitch revert {}`", target.pid());
     for option in ["--json", "--html"] {
         let done = restitch.attach(target.pid(), &[option, FULL]);
-        expect_message(&done, code::FAILURE, &[FULL, "No space left", "in force all the same", &undo]);
+        expect_message(&done, code::FAILURE, &[FULL, "No space left", "active all the same", &undo]);
         assert!(!done.stdout.is_empty(), "the result is printed");
         assert!(!look::differences(target.pid()).is_empty(), "{}", done.stderr);
         target.assert_goes_back(&restitch);

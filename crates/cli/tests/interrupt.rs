@@ -129,7 +129,7 @@ fn await_sampled(working: &Working) {
 }
 
 #[test]
-fn a_layout_that_is_in_force_stays_when_its_measurement_is_ended() {
+fn an_active_layout_stays_when_its_measurement_is_ended() {
     let mut target = require!(switch(), "gcc");
     let restitch = Restitch::new();
     let pid = target.pid().to_string();
@@ -156,7 +156,7 @@ fn a_layout_that_is_in_force_stays_when_its_measurement_is_ended() {
             assert_eq!(result["exit_code"], 128 + TERM, "{result}");
             let is_there = !look::differences(target.pid()).is_empty();
             assert_eq!(is_there, !safe, "{}{}", done.stdout, done.stderr);
-            let told = if safe { "has its original code again" } else { "in force and stays" };
+            let told = if safe { "has its original code again" } else { "active and stays" };
             assert!(result["warnings"].to_string().contains(told), "{result}");
             let _ = std::fs::remove_file(&gate);
             restitch.revert(target.pid());

@@ -405,11 +405,12 @@ fn what_changes_a_process_ends_as_asked_at_any_moment() {
             let when = format!("{by:?} at {stop:?} of {}", arguments.join(" "));
             let mut session = Session::start(&restitch, arguments, by, folder.path(), stop);
             let said = folder.path().join("said");
-            let is_in_force = || std::fs::read_to_string(&said).is_ok_and(|said| said.contains("in force"));
+            let is_active =
+                || std::fs::read_to_string(&said).is_ok_and(|said| said.contains("layout is active"));
             // One that goes on for ever is asked in any case; the others have ended, if they were not
             // stopped.
             let goes_on = arguments.contains(&"--continuous");
-            let is_reached = session.await_stop(&|| goes_on && is_in_force());
+            let is_reached = session.await_stop(&|| goes_on && is_active());
             if is_reached || goes_on {
                 session.ask(is_reached);
             }

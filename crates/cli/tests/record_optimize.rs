@@ -256,7 +256,7 @@ fn run_ends_with_the_status_of_its_program() {
         command.arg(&original).args(["--seconds", seconds]);
         let finished = finish(&mut command);
         finished.expect(SUCCESS);
-        if finished.stdout.contains("in force") {
+        if finished.stdout.contains("the new layout is active") {
             break;
         }
         assert!(seconds != "100", "{}\n{}", finished.stdout, finished.stderr);

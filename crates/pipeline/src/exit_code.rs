@@ -3,7 +3,7 @@
 /// Exit codes of the command, as docs/usage/troubleshooting.md lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExitCode {
-    /// What was asked for is in force.
+    /// What was asked for is done.
     Done,
     /// An error without a code of its own.
     Failure,
@@ -81,7 +81,7 @@ impl ExitCode {
     /// What it means, for help and documents.
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::Done => "what was asked for is in force",
+            Self::Done => "what was asked for is done",
             Self::Failure => "it failed for another reason; the message says why",
             Self::Usage => "the command line is wrong, or `--revert-if-slower` has nothing to judge by",
             Self::BadInput => "a file is truncated, corrupt, of a foreign architecture, or does not fit",

@@ -656,7 +656,7 @@ pub fn process_of(pid: i32) -> Result<i32, SessionError> {
 /// What is told before a recording that needs the original code.
 pub fn taken_out(pid: i32) -> String {
     format!(
-        "process {pid} is under restitch: its layout is taken out for the recording, and stays out (`restitch attach {pid}` puts one in force again; `--source ip` records with it in force)"
+        "process {pid} is under restitch: its layout is taken out for the recording, and stays out (`restitch attach {pid}` makes one active again; `--source ip` records with it active)"
     )
 }
 

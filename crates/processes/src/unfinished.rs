@@ -55,7 +55,7 @@ pub fn or_given_back<T>(
             format!("process {pid} has its original code again")
         }
         false if set.leader.journal().is_empty() => format!("process {pid} has its original code"),
-        false => format!("the layout that is in force in process {pid} stays"),
+        false => format!("the layout that is active in process {pid} stays"),
     };
     Err(error.followed_by(then))
 }

@@ -35,7 +35,7 @@ pub struct Round {
     pub outcome: Outcome,
     /// What went wrong, if something did.
     pub error: Option<String>,
-    /// Whether it helped, against the layout that was in force before it.
+    /// Whether it helped, against the layout that was active before it.
     pub verdict: Option<Verdict>,
 }
 

@@ -117,7 +117,7 @@ impl RunResult {
                 page.pair("Moved", a.moved_words());
             }
             if a.in_force_ms > 0.0 {
-                page.pair("In force after", micros(a.in_force_ms * 1e3));
+                page.pair("Active after", micros(a.in_force_ms * 1e3));
             }
             let parts = a.parts_in_words();
             let of = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };

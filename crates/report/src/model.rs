@@ -315,7 +315,7 @@ pub struct ProfileSummary {
 pub struct ApplySummary {
     /// How: `process`, `file`.
     pub how: String,
-    /// From the start of the session to the new layout in force, in milliseconds; 0 for a file.
+    /// From the start of the session until the new layout is active, in milliseconds; 0 for a file.
     #[serde(default)]
     pub in_force_ms: f64,
     /// How long the target stood still in all, in microseconds; 0 for a file.
@@ -409,7 +409,7 @@ impl Outcome {
     /// In words.
     pub fn words(self) -> &'static str {
         match self {
-            Self::InForce => "the new layout is in force",
+            Self::InForce => "the new layout is active",
             Self::Written => "written",
             Self::Planned => "planned; nothing was changed",
             Self::Reverted => "taken back; the target is as it was",

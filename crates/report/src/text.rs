@@ -126,7 +126,7 @@ impl RunResult {
             page.entry("time", &format!("{}: {}", micros(total * 1e3), parts.join(", ")));
         }
         if let Some(ms) = self.apply.as_ref().map(|a| a.in_force_ms).filter(|ms| *ms > 0.0) {
-            page.entry("in force", &format!("{} after the start", micros(ms * 1e3)));
+            page.entry("active", &format!("{} after the start", micros(ms * 1e3)));
         }
         if self.peak_memory_bytes > 0 {
             page.entry("memory", &format!("{} at most", bytes(self.peak_memory_bytes)));
@@ -338,7 +338,7 @@ fn close(parts: &mut [String], inner: &mut Vec<String>) {
 }
 
 impl ApplySummary {
-    /// How the layout is in force.
+    /// How the layout is active.
     pub(crate) fn applied_words(&self) -> String {
         format!("{}, {}", self.how, counted(self.patches, "patch"))
     }

@@ -57,7 +57,7 @@ pub struct Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The new layout is in force.
+    /// The new layout is active.
     InForce,
     /// The file that was asked for is written (`record`, `instrument`, `optimize`).
     Written,

@@ -355,7 +355,8 @@ fn the_text_says_it_all_in_eighty_columns() {
         "2.06 s: sample 2.00 s, lay out 61.5 ms",
         "300 MiB",
         "warning",
-        "the new layout is in force (exit code 0)",
+        "active 8.25 s after the start",
+        "the new layout is active (exit code 0)",
     ] {
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains(part), "{part} is missing:\n{text}");

@@ -49,7 +49,7 @@ pub(crate) fn judge(job: &mut Job<'_>, before: &[Window]) -> Result<(), SessionE
         job.result.warnings.push(match job.result.outcome {
             Outcome::Reverted => "the process has its original code again".into(),
             _ => format!(
-                "the new layout is in force and stays (`restitch revert {}` takes it out)",
+                "the new layout is active and stays (`restitch revert {}` takes it out)",
                 job.options.pid
             ),
         });

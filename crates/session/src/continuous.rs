@@ -516,11 +516,11 @@ impl Left {
     /// In words.
     fn told(&self, pid: i32) -> String {
         match self {
-            Self::Layout => format!("the layout that is in force in process {pid} stays"),
+            Self::Layout => format!("the layout that is active in process {pid} stays"),
             Self::Original => format!("process {pid} has its original code"),
             Self::Nothing => format!("process {pid} has ended"),
             Self::Unknown(error) => format!(
-                "whether a layout is in force in process {pid} could not be seen ({error}); `restitch status` tells"
+                "whether a layout is active in process {pid} could not be seen ({error}); `restitch status` tells"
             ),
         }
     }
