@@ -53,8 +53,8 @@ impl Control {
     /// Loads a proved module. Its group is registered then; no calls are led to it.
     ///
     /// # Errors
-    /// If this user may not, the kernel wants a signature, has such a module, or refuses it: because it has no
-    /// control module, or is not the kernel, of the same boot, that the module was made for.
+    /// If this user may not, the kernel wants a signature, has such a module, or refuses it: because it has
+    /// no control module, or is not the kernel, of the same boot, that the module was made for.
     pub fn load(&self, module: &CheckedModule, _: &Turn) -> Result<Loaded, ControlError> {
         load(module)?;
         let name = module.report().group.clone();
@@ -91,8 +91,8 @@ impl Loaded {
         }
     }
 
-    /// Leads calls back and unloads the module, as soon as nobody stands in its copies any more. That somebody
-    /// else has done so is as good.
+    /// Leads calls back and unloads the module, as soon as nobody stands in its copies any more. That
+    /// somebody else has done so is as good.
     ///
     /// # Errors
     /// If somebody stands in them after `patience`, or the kernel refuses.

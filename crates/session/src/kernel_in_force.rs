@@ -1,6 +1,6 @@
 //! A group of the running kernel, in force for a while: read, copied, proved, loaded, compared, enabled; and
-//! taken out again, whatever ends it. When this process is killed, the kernel leads calls back, and the module
-//! is left, with no calls led to it: the next group of that name takes it out, and so does
+//! taken out again, whatever ends it. When this process is killed, the kernel leads calls back, and the
+//! module is left, with no calls led to it: the next group of that name takes it out, and so does
 //! `restitch kernel revert`.
 
 use crate::kernel_group::{Chosen, GroupWanted};
