@@ -24,6 +24,7 @@
 mod blocks;
 mod btf;
 mod code;
+mod counter_values;
 mod doctor;
 mod edge_counts;
 mod error;
@@ -43,6 +44,7 @@ mod symbols;
 mod tables;
 
 pub use code::{Block, Code, Edge, EdgeKind, End, Site, SiteKind, Trouble};
+pub use counter_values::counter_values;
 pub use doctor::{KERNEL_SCHEMA_VERSION, KernelCheck, KernelDoctor, kernel_doctor, release};
 pub use edge_counts::{EdgeCount, FlowEdge, edge_counts, exact_edges};
 pub use error::KernelError;
