@@ -46,7 +46,7 @@ pub struct AttachOptions {
 const OVERHEAD: f64 = 0.05;
 
 impl AttachOptions {
-    /// The defaults for a process: ten seconds in all, at most.
+    /// The defaults for a process: up to six seconds of profiling, and three of measuring.
     pub fn new(pid: i32) -> Self {
         Self {
             pid,

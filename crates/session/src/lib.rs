@@ -1,9 +1,11 @@
 //! From a process or a file to a faster one: whole jobs.
 //!
-//! One file a command: [`attach`] (and [`continuous`], which goes on with it), [`record`], [`instrument`],
-//! [`optimize`], [`doctor`], [`status`], [`lab`](lab()). The steps are in crates of their own: making of
-//! checked versions ([`restitch_pipeline`]), processes, sampling and the verdict ([`restitch_processes`]),
-//! branch records ([`restitch_recording`]).
+//! A command is a function, and has a file of its own: [`attach`] (and [`continuous`], which goes on with
+//! it; `plan.rs` has its `--dry-run`), [`record`] (`follow.rs`: of a command and all that it executes),
+//! [`instrument`], [`doctor`], [`lab`](lab()). Two files have two: [`status`](status()) and [`revert`] are in
+//! `status.rs`, [`optimize`] and [`analyze_file`] in `files.rs`. The steps are in crates of their own: making
+//! of checked versions ([`restitch_pipeline`]), processes, sampling and the verdict
+//! ([`restitch_processes`]), branch records ([`restitch_recording`]).
 //!
 //! A session prints nothing. It tells its progress through [`Watcher`] and returns plain data
 //! ([`restitch_report::RunResult`]) or a [`SessionError`], whose [`exit code`](SessionError::exit_code) is
