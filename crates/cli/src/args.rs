@@ -150,7 +150,11 @@ impl Command {
             Self::Attach { options, .. } => !options.dry_run,
             Self::Run { .. } | Self::Revert { .. } | Self::Demo { .. } => true,
             Self::Record(record) => record.from_counts.is_empty(),
-            _ => false,
+            // Each by its name, so that whoever adds one has to say.
+            Self::Status { .. } | Self::Doctor | Self::Kernel(_) => false,
+            Self::Instrument(_) | Self::Optimize(_) | Self::Analyze { .. } | Self::Lab(_) => false,
+            Self::Batch(_) | Self::Cache(_) | Self::Profile(_) => false,
+            Self::Keep { .. } | Self::DemoWorkload { .. } | Self::Pages { .. } => false,
         }
     }
 

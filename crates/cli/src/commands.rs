@@ -406,6 +406,15 @@ fn doctor_command() -> Result<i32, SessionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[test]
+    fn what_is_not_said_of_an_attach_is_what_the_library_does_by_default() {
+        let parsed = Args::try_parse_from(["restitch", "attach", "4711"]).expect("it is complete");
+        let Command::Attach { pid, options } = parsed.command else { panic!("it is attach") };
+        let (said, default) = (options_of(pid, &options), AttachOptions::new(4711));
+        assert_eq!(format!("{said:#?}"), format!("{default:#?}"));
+    }
 
     #[test]
     fn who_sees_nothing_is_told_what_may_be_unseen() {

@@ -86,3 +86,23 @@ impl VersionArgs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        version: VersionArgs,
+    }
+
+    /// A default stands here, where help prints it, and in the library, for those who come without a command
+    /// line.
+    #[test]
+    fn what_is_not_said_is_what_the_library_does_by_default() {
+        let parsed = Alone::try_parse_from(["restitch"]).expect("nothing is required");
+        assert_eq!(parsed.version.options(), VersionOptions::default());
+    }
+}

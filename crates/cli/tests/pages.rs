@@ -128,6 +128,28 @@ fn documents_show_commands_that_there_are() {
     assert!(shown > 40, "{shown}");
 }
 
+/// The page of options lists them anyway; a user has to learn from another one what a command is for.
+#[test]
+fn commands_that_there_are_are_shown_in_documents() {
+    let documents = ["docs", "docs/usage"].into_iter().flat_map(|folder| {
+        names(&repository().join(folder), ".md").into_iter().map(move |name| format!("{folder}/{name}"))
+    });
+    let told = documents.filter(|name| name != "docs/options.md").chain(["README.md".into()]);
+    let text: String = told.map(|name| read(&repository().join(name))).collect();
+    // As it is called where nothing is installed.
+    let text = text.replace("-p restitch -- ", "restitch ");
+    let below = |command: &Vec<String>, all: &[Vec<String>]| {
+        all.iter().any(|c| c.len() > command.len() && c.starts_with(command))
+    };
+    let all = commands(Vec::new());
+    let alone = all.iter().filter(|command| !below(command, &all));
+    let unseen: Vec<String> = alone
+        .map(|command| format!("restitch {}", command.join(" ")))
+        .filter(|c| !text.contains(c))
+        .collect();
+    assert_eq!(unseen, Vec::<String>::new(), "no page says what they are for");
+}
+
 #[test]
 fn pages_name_what_their_own_command_uses() {
     let folder = pages();
