@@ -1,5 +1,6 @@
 //! `restitch kernel`: what the kernel allows, and its code.
 
+use crate::group_outputs::GroupOutputs;
 use crate::kernel_groups::{hold, revert, run_in_force, write_group};
 use crate::outputs::check_outputs;
 use crate::seconds::seconds;
@@ -40,7 +41,7 @@ pub enum KernelCommand {
         #[command(flatten)]
         options: PositionOptions,
     },
-    /// The same while a command runs.
+    /// The same as position, in force while a command runs.
     ///
     /// What asks it to end (SIGTERM, SIGHUP, SIGINT) is passed on to the command. If the copies cannot be put
     /// in force, the command is not started.
@@ -80,6 +81,8 @@ pub struct GroupOptions {
     /// has lines of an address in hexadecimal, a length and a count.
     #[arg(long, value_name = "FILE", conflicts_with = "order")]
     pub counts: Option<PathBuf>,
+    #[command(flatten)]
+    pub outputs: GroupOutputs,
 }
 
 /// The same, for how long, or whereto.
@@ -186,14 +189,19 @@ pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
             Ok(ExitCode::Done.number())
         }
         KernelCommand::Position { options } => {
+            let (outputs, time) = (&options.group.outputs, options.time.map(Duration::from_secs_f64));
             check_outputs(&[options.write.as_deref()])?;
+            outputs.check()?;
             let wanted = options.group.wanted()?;
             match &options.write {
-                Some(file) => write_group(&options.source(), &wanted, file),
-                None => hold(&wanted, options.time.map(Duration::from_secs_f64)),
+                Some(file) => write_group(&options.source(), &wanted, outputs, file),
+                None => hold(&wanted, outputs, time),
             }
         }
-        KernelCommand::Run { group, command } => run_in_force(&group.wanted()?, &command),
+        KernelCommand::Run { group, command } => {
+            group.outputs.check()?;
+            run_in_force(&group.wanted()?, &group.outputs, &command)
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! `restitch kernel position`, `run` and `revert`: groups of copies, as files, into the kernel and out of it.
 
 use crate::child::{child, exit_status};
+use crate::group_outputs::GroupOutputs;
 use crate::progress::Progress;
 use restitch_kernel::Source;
 use restitch_kernel_control::{Control, ControlError, unload};
-use restitch_report::paragraph;
+use restitch_kernel_position::Positioned;
+use restitch_report::{GroupReport, paragraph};
 use restitch_session::{
     AskedToEnd, ExitCode, GroupInForce, GroupWanted, NotStarted, OwnChild, SessionError, begin_start,
     make_group, put_in_force, write_result,
@@ -15,29 +17,49 @@ use std::time::Duration;
 
 /// How long tasks may stand in copies that no calls lead to any more. The control module looks each second.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The most functions that are told by name.
+const MOST: usize = 20;
 
 /// Writes the module of a group to a file; the exit code.
-pub(crate) fn write_group(source: &Source, wanted: &GroupWanted, file: &Path) -> Result<i32, SessionError> {
+pub(crate) fn write_group(
+    source: &Source,
+    wanted: &GroupWanted,
+    outputs: &GroupOutputs,
+    file: &Path,
+) -> Result<i32, SessionError> {
     let mut progress = Progress::new();
     let positioned = make_group(source, wanted, &mut progress)?;
     progress.finish();
     // It tells where the kernel is.
     write_result(file, positioned.module.file(), 0o600)?;
-    print!("{}{}", positioned.to_text(), paragraph("", "Nothing was loaded."));
+    let report = positioned.report(0);
+    if !outputs.is_printed() {
+        print!("{}{}", words(&positioned, &report), paragraph("", "Nothing was loaded."));
+    }
+    outputs.write(&report)?;
     Ok(ExitCode::Done.number())
 }
 
 /// Puts a group in force for a time, or until this program is asked to end; the exit code.
-pub(crate) fn hold(wanted: &GroupWanted, time: Option<Duration>) -> Result<i32, SessionError> {
+pub(crate) fn hold(
+    wanted: &GroupWanted,
+    outputs: &GroupOutputs,
+    time: Option<Duration>,
+) -> Result<i32, SessionError> {
     let group = in_force(wanted)?;
     let end = match time {
         Some(time) => format!("for {} s", time.as_secs_f64()),
         None => "until this ends: Ctrl-C, SIGTERM, SIGHUP".into(),
     };
-    print!("{}", told(&group, &end));
+    let report = group.report();
+    if !outputs.is_printed() {
+        print!("{}", told(&group, &report, &end));
+    }
+    let is_written = write_outputs(outputs, &report);
     let name = group.status.name.clone();
     let held = group.hold(time);
     match group.take_out() {
+        Ok(()) if outputs.is_printed() => held?,
         Ok(()) => held.map(|()| print!("{}", is_out(&name)))?,
         // What was asked for is done, as far as that can be: the exit code is that of the request.
         Err(error @ ControlError::StillUsed { .. }) if AskedToEnd::signal().is_some() => {
@@ -45,14 +67,20 @@ pub(crate) fn hold(wanted: &GroupWanted, time: Option<Duration>) -> Result<i32, 
         }
         Err(error) => return Err(error.into()),
     }
-    Ok(ExitCode::Done.number())
+    Ok(if is_written { ExitCode::Done } else { ExitCode::Failure }.number())
 }
 
 /// Puts a group in force while a command runs; the command's exit code.
-pub(crate) fn run_in_force(wanted: &GroupWanted, command: &[OsString]) -> Result<i32, SessionError> {
+pub(crate) fn run_in_force(
+    wanted: &GroupWanted,
+    outputs: &GroupOutputs,
+    command: &[OsString],
+) -> Result<i32, SessionError> {
     let group = in_force(wanted)?;
+    let report = group.report();
     // Standard output is the command's.
-    eprint!("{}", told(&group, "while the command runs"));
+    eprint!("{}", told(&group, &report, "while the command runs"));
+    write_outputs(outputs, &report);
     let name = group.status.name.clone();
     let status = run_to_end(command);
     match group.take_out() {
@@ -70,9 +98,23 @@ fn in_force(wanted: &GroupWanted) -> Result<GroupInForce, SessionError> {
     Ok(group)
 }
 
-fn told(group: &GroupInForce, end: &str) -> String {
-    let words = format!("calls are led to the copies (by {}) {end}", group.status.means);
-    group.positioned.to_text() + &paragraph("in force        ", &words)
+/// Writes files while the group is in force; whether all could be written.
+fn write_outputs(outputs: &GroupOutputs, report: &GroupReport) -> bool {
+    let written = outputs.write(report);
+    if let Err(error) = &written {
+        eprintln!("restitch: {error}; the group is in force all the same");
+    }
+    written.is_ok()
+}
+
+fn words(positioned: &Positioned, report: &GroupReport) -> String {
+    format!("{}{}\n\n", positioned.to_text(), report.picture(MOST).trim_end())
+}
+
+fn told(group: &GroupInForce, report: &GroupReport, end: &str) -> String {
+    let means = &group.status.means;
+    let led = format!("calls are led to the copies (by {means}) {end}");
+    words(&group.positioned, report) + &paragraph("in force        ", &led)
 }
 
 fn run_to_end(command: &[OsString]) -> Result<i32, SessionError> {

@@ -8,6 +8,7 @@ mod batch;
 mod child;
 mod commands;
 mod demo;
+mod group_outputs;
 mod keeper;
 mod kernel;
 mod kernel_groups;

@@ -204,6 +204,23 @@ fn modules_of_real_kernels_are_written_and_not_loaded() {
         lengths.insert(fs::read(&file).expect("written").len());
     }
     assert_eq!(lengths.len(), 2, "orders differ");
+    // By counts there is a picture, in all forms.
+    let [counts, json, html] = ["counts", "poll.json", "poll.html"].map(|name| folder.path().join(name));
+    let symbols = fs::read_to_string(view.join("proc/kallsyms")).expect("symbols");
+    let line = symbols.lines().find(|line| line.ends_with(" do_sys_poll")).expect("it has it");
+    fs::write(&counts, format!("{} 4 1000\n", &line[..16])).expect("written");
+    let [counts, json, html] = [&counts, &json, &html].map(|path| path.to_str().expect("a name"));
+    let outputs = ["--counts", counts, "--json", json, "--html", html];
+    let said = done(&position(&[&["do_sys_poll", "--callees", "1"][..], &outputs].concat()));
+    assert_is_narrow(&said);
+    assert!(said.contains("do_sys_poll (root)") && said.contains("of the cache; 0 sets overfull"), "{said}");
+    let report: Value = serde_json::from_str(&fs::read_to_string(json).expect("written")).expect("JSON");
+    assert_eq!((&report["name"], &report["led_by"]), (&"restitch_do_sys_poll".into(), &Value::Null));
+    let lines = report["cache"]["after"]["sets"].as_array().expect("sets").iter().filter_map(Value::as_u64);
+    let lines = lines.sum::<u64>();
+    let least = report["functions"][0]["hot_bytes"].as_u64().expect("a number").div_ceil(64);
+    assert!((least..=least + 1).contains(&lines), "the entry alone is hot, in one piece: {report}");
+    assert!(fs::read_to_string(html).expect("written").contains("Group restitch_do_sys_poll"));
     let said = failed(&position(&["schedule"]), 6);
     assert!(said.contains("schedule: the kernel tells waiting tasks by its address"), "{said}");
     let old = failed(&kernel(&["position", "--write", write, "do_sys_poll"], &views.join("6.1")), 6);
@@ -272,14 +289,20 @@ fn copies_of_real_kernels_are_understood() {
     }
 }
 
-/// Where no control module is, that is what both say, and how to get it.
+/// Where no control module is, that is what all say, and how to get it.
 #[test]
 fn groups_of_a_kernel_without_the_control_module_are_asked_for_in_vain() {
     if Path::new("/dev/restitch-kernel").exists() {
         println!("SKIPPED: this kernel has the control module");
         return;
     }
-    for arguments in [&["kernel", "status"][..], &["kernel", "revert", "poll"]] {
+    let all: [&[&str]; 4] = [
+        &["kernel", "status"],
+        &["kernel", "revert", "poll"],
+        &["kernel", "position", "do_sys_poll"],
+        &["kernel", "run", "do_sys_poll", "--", "true"],
+    ];
+    for arguments in all {
         let output =
             Command::new(env!("CARGO_BIN_EXE_restitch")).args(arguments).output().expect("it starts");
         let message = failed(&output, 6);

@@ -35,4 +35,4 @@ pub use group::{
 };
 pub use restitch_x86::Condition;
 pub use restitch_x86::module_code::{CounterMemory, ThunkRegister};
-pub use write::{Written, write_module};
+pub use write::{PlacedCode, Written, write_module};

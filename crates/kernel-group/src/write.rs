@@ -20,8 +20,23 @@ pub struct Written {
     pub hot_len: u64,
     /// Bytes of its cold code.
     pub cold_len: u64,
-    /// Where each block went: its original address, and the offset in the code of its heat.
-    pub places: Vec<(Svma, Heat, u64)>,
+    /// Where each block went.
+    pub places: Vec<PlacedCode>,
+}
+
+/// Where a block went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacedCode {
+    /// Where the original is.
+    pub original: Svma,
+    /// Index of its function.
+    pub function: usize,
+    /// How often it is executed.
+    pub heat: Heat,
+    /// Offset in the code of its heat.
+    pub offset: u64,
+    /// Bytes, the branches at its end included.
+    pub len: u64,
 }
 
 /// Writes the module of a group, for the kernel that `facts` are of.
@@ -49,11 +64,18 @@ pub fn write_module(group: &Group, facts: &ModuleFacts) -> Result<Written, Group
     Ok(Written { file, hot_len: len(Kind::Hot), cold_len: len(Kind::Cold), places: places(&arrangement) })
 }
 
-fn places(arrangement: &Arrangement<'_>) -> Vec<(Svma, Heat, u64)> {
-    let blocks = |chunk: &crate::arrange::PlacedChunk<'_>| {
-        let heat = chunk.chunk.heat;
-        let copies = chunk.blocks.iter().filter(|block| !Block::is_on_edge(block.block.address));
-        copies.map(|block| (block.block.address, heat, block.at)).collect::<Vec<_>>()
+fn places(arrangement: &Arrangement<'_>) -> Vec<PlacedCode> {
+    let blocks = |placed: &crate::arrange::PlacedChunk<'_>| {
+        let (function, heat) = (placed.chunk.function, placed.chunk.heat);
+        let copies = placed.blocks.iter().filter(|block| !Block::is_on_edge(block.block.address));
+        let code = copies.map(|block| PlacedCode {
+            original: block.block.address,
+            function,
+            heat,
+            offset: block.at,
+            len: block.end() - block.at,
+        });
+        code.collect::<Vec<_>>()
     };
     arrangement.chunks.iter().flat_map(blocks).collect()
 }

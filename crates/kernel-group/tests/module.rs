@@ -372,7 +372,7 @@ fn counters_are_counted_where_the_module_says() {
         [(CounterMemory::PerProcessor, ".data..percpu", 0x65), (CounterMemory::Shared, ".data", 0xf0)]
     {
         let written = write_module(&counting(memory), &facts()).unwrap();
-        assert!(written.places.iter().all(|(original, ..)| original.get() >= TEXT));
+        assert!(written.places.iter().all(|place| place.original.get() >= TEXT));
         let module = load(&written.file, &exported(PRINT)).unwrap();
         let (counters, bytes) = module.sections[section].clone();
         assert_eq!((bytes, counters % 64), (vec![0; 16], 0));

@@ -13,7 +13,7 @@ use crate::subject::Subject;
 use restitch_address::{Svma, SvmaRange};
 use restitch_kernel::FunctionId;
 use restitch_kernel_check::{CheckError, CheckedModule, Checker, Problem};
-use restitch_kernel_group::{Block, Fixup, Function, Group, Heat, Target, write_module};
+use restitch_kernel_group::{Fixup, Function, Group, Heat, PlacedCode, Target, write_module};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Makes and proves modules for one kernel.
@@ -38,6 +38,21 @@ pub struct Positioned {
     pub cold_bytes: u64,
     /// What its counters count, if it has some.
     pub counting: Option<Counting>,
+    /// Where the hot code is, before and after.
+    pub hot_code: Vec<Moved>,
+    /// Whether it is hot by counts; else it is all that the compiler has not parted off.
+    pub is_counted: bool,
+}
+
+/// A block of hot code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// Where it was.
+    pub original: SvmaRange,
+    /// Where it is: bytes from the start of the module's hot code.
+    pub offset: u64,
+    /// Its bytes there.
+    pub len: u64,
 }
 
 /// A function that is copied.
@@ -51,8 +66,12 @@ pub struct Copied {
     pub is_root: bool,
     /// Its hot blocks.
     pub hot_blocks: usize,
+    /// Bytes of those, in the copy.
+    pub hot_bytes: u64,
     /// Its cold ones.
     pub cold_blocks: usize,
+    /// Bytes of those, in the copy.
+    pub cold_bytes: u64,
     /// Into how many chains its hot blocks fell: what stands behind each other since control goes that way
     /// most often.
     pub chains: usize,
@@ -120,6 +139,7 @@ impl<'s> Positioner<'s> {
         let (functions, idle): (Vec<_>, Vec<_>) =
             functions.into_iter().partition(|function| !function.blocks.is_empty());
         let stays = idle.iter().map(|function| self.refused(function.id, Why::NotReached)).collect();
+        let ranges = original_ranges(&functions);
         let mut functions = functions;
         let counted = match request.counts {
             true => Some(count(self.blocks, &mut functions, odd).map_err(|refusal| {
@@ -127,13 +147,20 @@ impl<'s> Positioner<'s> {
             })?),
             false => None,
         };
-        let Laid { mut group, functions } = self.group(request, ordering, functions, &roots);
+        let Laid { mut group, chains } = self.group(request, ordering, functions, &roots);
         group.counters = counted.as_ref().map(|counted| counted.counters);
         let written = write_module(&group, &self.subject.modules)?;
         let module = self.checker.check(written.file, &roots)?;
-        let (hot_bytes, cold_bytes) = (written.hot_len, written.cold_len);
-        let counting = counted.map(|counted| counted.counting);
-        Ok(Positioned { module, functions, stays, hot_bytes, cold_bytes, counting })
+        Ok(Positioned {
+            module,
+            functions: copied(&group, &written.places, &chains),
+            stays,
+            hot_bytes: written.hot_len,
+            cold_bytes: written.cold_len,
+            hot_code: hot_code(&written.places, &ranges),
+            is_counted: matches!(ordering, Ordering::Counted(_)),
+            counting: counted.map(|counted| counted.counting),
+        })
     }
 
     /// Whether what is refused can be left out.
@@ -263,14 +290,30 @@ impl<'s> Positioner<'s> {
             anchors: self.subject.anchors.clone(),
             counters: None,
         };
-        Laid { functions: copied(&group, &chains), group }
+        Laid { group, chains }
     }
 }
 
-/// A group, and what is in it.
+/// A group, and into how many chains the hot blocks of each function fell.
 struct Laid {
     group: Group,
-    functions: Vec<Copied>,
+    chains: Vec<usize>,
+}
+
+/// Where the blocks are that are copied, by their start.
+fn original_ranges(functions: &[Converted]) -> HashMap<Svma, SvmaRange> {
+    let blocks = functions.iter().flat_map(|function| &function.code.blocks);
+    blocks.map(|block| (block.range.start, block.range)).collect()
+}
+
+/// The hot code, before and after.
+fn hot_code(places: &[PlacedCode], ranges: &HashMap<Svma, SvmaRange>) -> Vec<Moved> {
+    let hot = places.iter().filter(|placed| placed.heat == Heat::Hot);
+    let moved = hot.filter_map(|placed| {
+        let original = *ranges.get(&placed.original)?;
+        Some(Moved { original, offset: placed.offset, len: placed.len })
+    });
+    moved.collect()
 }
 
 /// Operands that name the entry of a trap that is copied name the copy's.
@@ -294,20 +337,27 @@ fn own_warnings(functions: &mut [Converted]) {
 }
 
 /// What is in a group, by function.
-fn copied(group: &Group, chains: &[usize]) -> Vec<Copied> {
-    let mut blocks = vec![[0; 2]; group.functions.len()];
-    for chunk in &group.chunks {
-        let copies = chunk.blocks.iter().filter(|block| !Block::is_on_edge(block.address)).count();
-        blocks[chunk.function][usize::from(chunk.heat == Heat::Cold)] += copies;
-    }
-    let of_function = group.functions.iter().zip(blocks).zip(chains);
-    let copied = of_function.map(|((function, [hot_blocks, cold_blocks]), chains)| Copied {
+fn copied(group: &Group, places: &[PlacedCode], chains: &[usize]) -> Vec<Copied> {
+    let of_function = group.functions.iter().zip(chains);
+    let empty = of_function.map(|(function, chains)| Copied {
         name: function.name.clone(),
         address: function.address,
         is_root: function.is_redirected,
-        hot_blocks,
-        cold_blocks,
+        hot_blocks: 0,
+        hot_bytes: 0,
+        cold_blocks: 0,
+        cold_bytes: 0,
         chains: *chains,
     });
-    copied.collect()
+    let mut copied: Vec<Copied> = empty.collect();
+    for placed in places {
+        let function = &mut copied[placed.function];
+        let (blocks, bytes) = match placed.heat {
+            Heat::Hot => (&mut function.hot_blocks, &mut function.hot_bytes),
+            Heat::Cold => (&mut function.cold_blocks, &mut function.cold_bytes),
+        };
+        *blocks += 1;
+        *bytes += placed.len;
+    }
+    copied
 }

@@ -175,6 +175,21 @@ fn hot_blocks_stand_in_front_in_chains_and_cold_functions_stay() {
     assert_eq!(stays, [("fail", &Why::Cold)]);
     // The likely way is no branch: test %edi,%edi; jne to the cold part; the static key.
     assert!(holds(positioned.module.file(), &[0x85, 0xff, 0x0f, 0x85]));
+    // What the picture is made of: each hot block once, within the hot code.
+    assert_eq!(positioned.hot_code.len(), 4);
+    let from = positioned.hot_code.iter().map(|moved| moved.original.start.get() - small.function("work"));
+    let mut from: Vec<u64> = from.collect();
+    from.sort_unstable();
+    assert_eq!(from, [0, 12, 14, 25]);
+    let report = positioned.report(0);
+    let bytes = positioned.hot_code.iter().map(|moved| moved.len).sum::<u64>();
+    assert_eq!(report.bytes(), (bytes, work.cold_bytes));
+    assert!(bytes <= positioned.hot_bytes && work.cold_bytes > 0);
+    let cache = report.cache.expect("there are counts");
+    assert_eq!((cache.before.lines(), cache.after.lines()), (1, 1));
+    // In the same line of the cache wherever that is: 7 lines on, 7 sets on.
+    let set = |at: u64| positioned.report(at).cache.expect("counts").after.sets.iter().position(|n| *n == 1);
+    assert_eq!((set(0), set(7 * 64)), (Some(0), Some(7)));
     assert_eq!(made.position(&request).expect("proved").module, positioned.module);
     // One more than 5 percent, and the callee is hot.
     let hot = [(0, 1000), (9, 51), (12, 1000), (14, 1000), (25, 949), (0x40, 51), (0x80, 51)];

@@ -230,3 +230,23 @@ fn samples_say_where_the_time_goes_and_below_which_function() {
     assert_eq!(Sampled::default().hottest(0.95), []);
     assert_eq!(Sampled::default().roots(0.0, |_| true), []);
 }
+
+#[test]
+fn functions_whose_bytes_change_after_they_were_read_are_told() {
+    let folder = restitch_testkit::scratch();
+    let source = restitch_kernel::Source::folder(folder.path());
+    let mut small = SmallKernel::new();
+    small.write_view(folder.path());
+    let kernel = Kernel::read(&source).unwrap_or_else(|error| panic!("{error}"));
+    let ids: Vec<_> = kernel.functions.ids().collect();
+    let changed = || kernel.changed(&source, &ids).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(changed(), []);
+    // In the part that stands apart: it is the function's, too.
+    let work = kernel.find("work").unwrap_or_else(|error| panic!("{error}"));
+    let cold = kernel.functions.get(work).parts[1].start;
+    small.put(cold.get(), &[0xcc]);
+    small.write_view(folder.path());
+    assert_eq!(changed(), [work]);
+    std::fs::write(folder.path().join("proc/kcore"), b"\x7fELF").expect("written");
+    assert!(matches!(kernel.changed(&source, &ids), Err(KernelError::Damaged { .. })));
+}

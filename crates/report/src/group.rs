@@ -6,6 +6,7 @@ use crate::text::paragraph;
 use crate::units::{bytes, count, counted, percent};
 use crate::visible::visible_line;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 /// Version of the JSON form of a group.
@@ -25,6 +26,8 @@ pub struct GroupReport {
     pub restitch_version: String,
     /// Its name.
     pub name: String,
+    /// How calls were led to the copies, in the control module's word; none if nothing was loaded.
+    pub led_by: Option<String>,
     /// Functions in it, in the order of their hot code.
     pub functions: Vec<GroupFunction>,
     /// Functions that were asked for, or are called, and stay.
@@ -108,7 +111,7 @@ impl GroupReport {
         for note in &self.notes {
             out.push_str(&paragraph("note        ", note));
         }
-        self.functions_in_text(&mut out);
+        self.functions_in_text(&mut out, self.functions.len());
         for stays in &self.stays {
             out.push_str(&paragraph("stays       ", &format!("{}: {}", stays.name, stays.why)));
         }
@@ -118,16 +121,33 @@ impl GroupReport {
         out
     }
 
-    fn functions_in_text(&self, out: &mut String) {
+    /// The functions and the cache alone, for a terminal: the `most` functions with the most hot code.
+    pub fn picture(&self, most: usize) -> String {
+        let mut out = String::new();
+        self.functions_in_text(&mut out, most);
+        if let Some(cache) = &self.cache {
+            cache.write_text(&mut out);
+        }
+        out
+    }
+
+    fn functions_in_text(&self, out: &mut String, most: usize) {
         let head = ["function", "hot bytes", "chains", "cold bytes"];
         let _ = writeln!(out, "\n{:NAME$} {:>11} {:>8} {:>12}", head[0], head[1], head[2], head[3]);
-        for function in &self.functions {
+        let mut functions: Vec<&GroupFunction> = self.functions.iter().collect();
+        if functions.len() > most {
+            functions.sort_by_key(|function| Reverse((function.is_root, function.hot_bytes)));
+        }
+        for function in functions.iter().take(most) {
             let mark = if function.is_root { " (root)" } else { "" };
             let name = visible_line(&function.name);
             let name: String = name.chars().take(NAME - mark.len()).chain(mark.chars()).collect();
             let numbers = [function.hot_bytes, function.chains, function.cold_bytes].map(count);
             let [hot, chains, cold] = numbers;
             let _ = writeln!(out, "{name:NAME$} {hot:>11} {chains:>8} {cold:>12}");
+        }
+        if functions.len() > most {
+            let _ = writeln!(out, "and {} more", count((functions.len() - most) as u64));
         }
         out.push('\n');
     }

@@ -16,6 +16,7 @@ fn group() -> GroupReport {
         schema_version: GROUP_SCHEMA_VERSION,
         restitch_version: "0.1.0".into(),
         name: "tcp <in>".into(),
+        led_by: Some("jump".into()),
         functions: vec![
             function("tcp_rcv_established", true, [1980, 10, 11_152]),
             function(&format!("long_{}", "name".repeat(12)), false, [44, 1, 0]),
@@ -58,4 +59,47 @@ after       2 lines, 5.0 % of the cache; 0 sets overfull
     assert!(text.ends_with(expected), "{text}");
     assert!(text.contains("1.98 KiB of hot code, 10.9 KiB (84.6 %) of cold code"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80) && !text.contains('\u{1b}'), "{text}");
+}
+
+#[test]
+fn the_picture_names_roots_and_what_is_largest() {
+    let mut group = group();
+    group.functions.push(function("cold_one", false, [1, 1, 9000]));
+    let picture = group.picture(2);
+    assert!(picture.contains("tcp_rcv_established (root)") && picture.contains("long_name"), "{picture}");
+    assert!(!picture.contains("cold_one") && picture.contains("\nand 1 more\n"), "{picture}");
+    assert!(picture.contains("3*") && !picture.contains("nothing is loaded"), "{picture}");
+    assert!(group.picture(3).contains("cold_one"));
+    group.functions[0].is_root = false;
+    group.functions[2].is_root = true;
+    assert!(group.picture(1).contains("cold_one"), "a root is there, however small");
+}
+
+#[test]
+fn the_document_has_exactly_these_fields() {
+    fn paths(value: &serde_json::Value, at: &str, out: &mut std::collections::BTreeSet<String>) {
+        match value {
+            serde_json::Value::Object(fields) => {
+                for (name, value) in fields {
+                    let path = format!("{at}{name}");
+                    paths(value, &format!("{path}."), out);
+                    out.insert(path);
+                }
+            }
+            serde_json::Value::Array(items) => {
+                let at = format!("{}[].", at.trim_end_matches('.'));
+                items.iter().for_each(|item| paths(item, &at, out));
+            }
+            _ => {}
+        }
+    }
+    let json: serde_json::Value = serde_json::from_str(&group().to_json().unwrap()).unwrap();
+    let mut there = std::collections::BTreeSet::new();
+    paths(&json, "", &mut there);
+    // They are said to be the same as those before.
+    there.retain(|path| !path.starts_with("cache.after."));
+    let document = include_str!("../../../docs/json.md").split_once("\n## A group of kernel functions\n");
+    let document = document.expect("a part").1.split("\n## ").next().unwrap_or_default();
+    let rows = document.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    assert_eq!(there, rows.map(str::to_owned).collect());
 }

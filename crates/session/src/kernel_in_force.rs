@@ -10,6 +10,7 @@ use restitch_kernel_position::{Positioned, Request};
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
 use restitch_processes::interrupt::heed;
+use restitch_report::GroupReport;
 use restitch_tracee::AskedToEnd;
 use std::time::{Duration, Instant};
 
@@ -114,6 +115,13 @@ fn enable(
 }
 
 impl GroupInForce {
+    /// What is in it, and where its hot code is in the kernel.
+    pub fn report(&self) -> GroupReport {
+        let mut report = self.positioned.report(hot_code(&self.status.name).unwrap_or_default());
+        report.led_by = Some(self.status.means.clone());
+        report
+    }
+
     /// Waits for `time`, or without one for ever; at most until this program is asked to end.
     ///
     /// # Errors
@@ -137,4 +145,10 @@ impl GroupInForce {
     pub fn take_out(self) -> Result<(), ControlError> {
         self.loaded.take_out(PATIENCE)
     }
+}
+
+/// Where the hot code of a group's module is.
+fn hot_code(group: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/sys/module/{group}/sections/.text")).ok()?;
+    u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
 }
