@@ -1,0 +1,135 @@
+# Runs in a guest: `restitch kernel` with the kernel that runs, under a load that knows every result. The files:
+# /program, /loads, /control.ko.
+# Prints a line for each thing that held; the last is `all held`. Whatever does not hold ends it.
+DEVICE=/dev/restitch-kernel
+GROUP=restitch_do_sys_poll
+ENABLED=/sys/kernel/tracing/enabled_functions
+
+failed() {
+    echo "FAILED: $*"
+    cat /said /said.begun $DEVICE 2>/dev/null
+    exit 1
+}
+
+held() { echo "held: $* ($(cut -d ' ' -f 1 /proc/uptime) s)"; }
+
+# said WORDS: whether the last command said them.
+said() { tr '\n' ' ' </said | tr -s ' ' | grep -q "$1" || failed "it did not say: $1"; }
+
+# ends CODE COMMAND...: runs it; it has to end with that.
+ends() {
+    expected=$1
+    shift
+    "$@" >/said 2>&1
+    code=$?
+    [ $code = "$expected" ] || failed "$* ended with $code, not $expected"
+}
+
+# state STATE: whether the control module says that the group is in it.
+state() { grep -q "^$GROUP $1 " $DEVICE; }
+
+# within SECONDS COMMAND...: until it succeeds.
+within() {
+    tries=$(($1 * 10))
+    shift
+    until "$@"; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] || return 1
+        sleep 0.1
+    done
+}
+
+# begin WORDS...: a restitch that goes on, until its group is in force.
+begin() {
+    /program kernel position do_sys_poll "$@" >/said.begun 2>&1 &
+    owner=$!
+    within 300 state enabled || failed "the group does not come into force"
+}
+
+# over CODE: the restitch that was begun ends with that.
+over() {
+    wait $owner
+    code=$?
+    [ $code = "$1" ] || failed "it ended with $code, not $1"
+}
+
+# is_out: nothing of a group is in the kernel.
+is_out() {
+    [ -z "$(cat $DEVICE)" ] || failed "the control module has a group"
+    grep -q "^$GROUP " /proc/modules && failed "the module is loaded"
+    [ -z "$(cat $ENABLED)" ] || failed "calls are led elsewhere"
+}
+
+# hits: how often the copy was called, of 100 calls of poll.
+hits() {
+    echo "p:copy $GROUP:do_sys_poll.restitch" >/sys/kernel/tracing/kprobe_events || failed "no probe on the copy"
+    echo 1 >/sys/kernel/tracing/events/kprobes/enable
+    /loads polls 100
+    sed -n 's/^ *copy  *\([0-9]*\) .*/\1/p' /sys/kernel/tracing/kprobe_profile
+    echo 0 >/sys/kernel/tracing/events/kprobes/enable
+    echo >/sys/kernel/tracing/kprobe_events
+}
+
+ends 6 /program kernel position do_sys_poll
+said 'modprobe restitch-kernel'
+insmod /control.ko || failed "the control module is not taken"
+held "without the control module there is a refusal with the next step"
+
+ends 0 /program kernel doctor
+said 'copies of functions can be put in force'
+ends 0 /program kernel status
+said 'No group'
+# Each takes half a minute in an emulated machine: two at once where they can.
+/program kernel analyze do_sys_poll >/said.analysis 2>&1 &
+analysis=$!
+begin --callees 30 --order reversed --for 8
+wait $analysis || failed "the kernel cannot be analysed: $(cat /said.analysis)"
+grep -q 'movable *yes' /said.analysis || failed "do_sys_poll cannot be moved: $(cat /said.analysis)"
+[ "$(hits)" = 100 ] || failed "the copy is not what is called"
+/loads poll 3 >/said || failed "the load found a wrong result"
+ends 6 /program kernel position do_sys_poll
+said 'in force already, held by another process'
+over 0
+is_out
+held "copies of all callees are what is called, and are given back after their time"
+
+ends 137 /program kernel run do_sys_poll -- sh -c 'kill -9 $PPID; sleep 1; /loads poll 1 && touch /went_on'
+within 10 state registered || failed "it is in force, and its owner is dead"
+[ -z "$(cat $ENABLED)" ] || failed "calls are led elsewhere"
+within 10 [ -e /went_on ] || failed "the command has ended with restitch"
+ends 0 /program kernel status --json -
+said '"state": "registered"'
+held "killed, it leaves the kernel's own code in force, and a module that status shows"
+
+# In the background, a shell has programs ignore SIGINT: so what sends it is there.
+(
+    within 300 state enabled || exit
+    /loads sleep poll &
+    sleeper=$!
+    within 10 grep -q 'do_sys_poll.restitch+' /proc/$sleeper/stack || exit
+    kill -INT "$(sed -n "s/^do_sys_poll //p" /owner)"
+    within 20 state draining && kill -USR1 $sleeper && wait $sleeper && touch /woken
+) &
+(
+    /program kernel run vfs_read -- sh -c \
+        "trap 'exit 9' TERM; grep '^restitch_vfs_read enabled ' $DEVICE && kill -TERM \$PPID; sleep 5 & wait; exit 1"
+    echo $? >/code
+) >/said.run 2>&1 &
+ends 130 sh -c 'echo "do_sys_poll $$" >/owner; exec /program kernel position do_sys_poll'
+said 'which nobody held any more, was taken out'
+said 'is out of the kernel'
+[ -e /woken ] || failed "who slept in a copy was not waited for"
+held "asked to end, it waits for who sleeps in copies; what was left by another one is taken out"
+wait
+[ "$(cat /code)" = 9 ] || failed "the command ended with $(cat /code): $(cat /said.run)"
+is_out
+held "a command runs in a group, gets what restitch is asked, and gives its exit code"
+
+begin
+ends 0 /program kernel revert $GROUP
+over 7
+grep -q 'taken out of force by somebody else' /said.begun || failed "it does not say why it has ended"
+is_out
+held "what somebody else takes out ends it"
+rmmod restitch_kernel || failed "the control module is not given back"
+echo "all held"
