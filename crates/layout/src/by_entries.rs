@@ -22,7 +22,8 @@ impl LayoutAlgorithm for ByEntries {
     }
 
     fn layout(&self, program: &Program, profile: &Profile) -> Layout {
-        let ran = |f: &FuncId| profile.entries(program, *f) > 0;
+        // Also a function that was entered in its middle: each movable block of what ran has to be placed.
+        let ran = |f: &FuncId| program.blocks_of(*f).any(|b| program.is_movable(b) && profile.block(b) > 0);
         let mut functions: Vec<FuncId> = program.function_ids().filter(ran).collect();
         // Stable: functions that ran equally often keep their order, so the same input gives the same layout.
         functions.sort_by_key(|f| std::cmp::Reverse(profile.entries(program, *f)));

@@ -211,6 +211,7 @@ impl LayoutChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use restitch_profile::testing::{RandomProgram, walk};
 
     /// The first block of Rust in `page`, without its indentation.
     fn first_block(page: &str) -> String {
@@ -235,6 +236,23 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all.len());
+    }
+
+    /// It is none of those that `tests/properties.rs` goes through.
+    #[test]
+    fn the_layout_of_the_recipe_places_what_all_layouts_place() {
+        for seed in 0..200 {
+            let program = RandomProgram::new(seed).program;
+            let profile = walk(&program, seed, 50, 0.02);
+            let placed = |algorithm: &dyn LayoutAlgorithm| {
+                let layout = algorithm.layout(&program, &profile);
+                assert_eq!(layout.validate(&program), Ok(()), "seed {seed}");
+                let mut blocks: Vec<_> = layout.blocks().collect();
+                blocks.sort_unstable();
+                blocks
+            };
+            assert_eq!(placed(&crate::by_entries::ByEntries), placed(&OriginalOrder), "seed {seed}");
+        }
     }
 
     #[test]
