@@ -93,6 +93,18 @@ over 0
 is_out
 held "copies of all callees are what is called, and are given back after their time"
 
+/program kernel count do_sys_poll --callees 1 --for 600 -o /counts --json /counts.json >/said 2>&1 &
+owner=$!
+within 300 state enabled || failed "nothing is counted"
+/loads polls 1000
+kill -TERM $owner
+over 143
+tr -d ' \n' </counts.json | grep -q '"name":"do_sys_poll","address":"0x[0-9a-f]*","is_root":true,"calls":1000,' ||
+    failed "not 1000 calls were counted: $(head -c 2000 /counts.json)"
+said 'do_sys_poll 1,000'
+is_out
+held "calls are counted exactly, and what was counted is written when it is asked to end"
+
 ends 137 /program kernel run do_sys_poll -- sh -c 'kill -9 $PPID; sleep 1; /loads poll 1 && touch /went_on'
 within 10 state registered || failed "it is in force, and its owner is dead"
 [ -z "$(cat $ENABLED)" ] || failed "calls are led elsewhere"
@@ -125,7 +137,8 @@ wait
 is_out
 held "a command runs in a group, gets what restitch is asked, and gives its exit code"
 
-begin
+begin --callees 1 --counts /counts
+[ "$(hits)" = 100 ] || failed "the copy in the order by counts is not what is called"
 ends 0 /program kernel revert $GROUP
 over 7
 grep -q 'taken out of force by somebody else' /said.begun || failed "it does not say why it has ended"

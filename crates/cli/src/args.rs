@@ -158,6 +158,11 @@ impl Command {
         }
     }
 
+    /// Whether it goes by numbers of processes, those that it starts included.
+    pub fn names_processes(&self) -> bool {
+        matches!(self, Self::Status { .. } | Self::Attach { .. }) || self.changes_processes()
+    }
+
     /// Whether something of it may be left in the kernel if it is cut off in the middle.
     pub fn changes_kernel(&self) -> bool {
         matches!(self, Self::Kernel(command) if command.changes_kernel())

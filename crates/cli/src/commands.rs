@@ -15,7 +15,7 @@ use restitch_session::{
     AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric, NotStarted,
     OptimizeOptions, OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject,
     analyze_file, attach, begin_start, continuous, doctor, instrument, kept_for_cores, optimize,
-    or_interrupted, record, revert, sees_roots, status,
+    or_interrupted, record, revert, sees_roots, shows_own_namespace, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 
 /// Runs a command; the exit code.
 pub fn run(args: Args) -> Result<i32, SessionError> {
+    if args.command.names_processes() && !shows_own_namespace() {
+        return Err(SessionError::OtherNamespace);
+    }
     let changes_processes = args.command.changes_processes();
     if !changes_processes && !args.command.changes_kernel() {
         return run_command_line(args);

@@ -1,7 +1,7 @@
 //! `restitch kernel`: what the kernel allows, and its code.
 
 use crate::group_outputs::GroupOutputs;
-use crate::kernel_groups::{hold, revert, run_in_force, write_group};
+use crate::kernel_groups::{count, hold, revert, run_in_force, write_group};
 use crate::outputs::check_outputs;
 use crate::seconds::seconds;
 use clap::{Args, Subcommand, ValueEnum};
@@ -52,6 +52,15 @@ pub enum KernelCommand {
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
+    /// Count exactly how often the blocks of functions of the running kernel are executed.
+    ///
+    /// Copies that count are in force for a while. What the functions call is counted where they call it.
+    /// Ctrl-C, SIGTERM and SIGHUP end it early, with what was counted until then. It takes root and the
+    /// control module.
+    Count {
+        #[command(flatten)]
+        options: CountOptions,
+    },
     /// Show the groups of copies that are in the kernel.
     Status {
         #[command(flatten)]
@@ -100,6 +109,26 @@ pub struct PositionOptions {
     /// sys/kernel/btf/vmlinux, lib/modules and others) in place of the running kernel.
     #[arg(long, value_name = "FOLDER", requires = "write")]
     pub view: Option<PathBuf>,
+}
+
+/// What is to be counted, for how long, and whereto.
+#[derive(Debug, Args)]
+pub struct CountOptions {
+    /// The functions: names, or addresses in them with 0x in front.
+    #[arg(value_name = "FUNCTION", required = true)]
+    pub functions: Vec<String>,
+    /// Also count what they call directly, and what that calls, so many calls deep.
+    #[arg(long, value_name = "CALLS", default_value_t = 0)]
+    pub callees: usize,
+    /// Count for so many seconds.
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, default_value_t = 20.0)]
+    pub time: f64,
+    /// Write the counts here, for `restitch kernel position --counts`. They fit the kernel until the machine
+    /// starts again.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub json: JsonOption,
 }
 
 /// Orders without counts.
@@ -198,6 +227,18 @@ pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
                 None => hold(&wanted, outputs, time),
             }
         }
+        KernelCommand::Count { options } => {
+            options.json.check()?;
+            check_outputs(&[options.output.as_deref()])?;
+            let wanted = GroupWanted::counting(options.functions, options.callees);
+            let counts = count(&wanted, Duration::from_secs_f64(options.time))?;
+            if let Some(path) = &options.output {
+                // It tells where the kernel is.
+                write_result(path, counts.blocks.as_bytes(), 0o600)?;
+            }
+            options.json.publish(&counts.report.to_text(), counts.report.to_json())?;
+            Ok(ExitCode::Done.number())
+        }
         KernelCommand::Run { group, command } => {
             group.outputs.check()?;
             run_in_force(&group.wanted()?, &group.outputs, &command)
@@ -210,7 +251,7 @@ impl KernelCommand {
     pub fn changes_kernel(&self) -> bool {
         match self {
             Self::Position { options } => options.write.is_none(),
-            Self::Run { .. } => true,
+            Self::Run { .. } | Self::Count { .. } => true,
             _ => false,
         }
     }
@@ -225,7 +266,7 @@ impl PositionOptions {
 impl GroupOptions {
     fn wanted(&self) -> Result<GroupWanted, SessionError> {
         let (functions, order) = (self.functions.clone(), self.order()?);
-        Ok(GroupWanted { functions, callees: self.callees, order })
+        Ok(GroupWanted { functions, callees: self.callees, order, counts: false })
     }
 
     fn order(&self) -> Result<Order, SessionError> {

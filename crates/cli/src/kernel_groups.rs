@@ -1,4 +1,5 @@
-//! `restitch kernel position`, `run` and `revert`: groups of copies, as files, into the kernel and out of it.
+//! `restitch kernel position`, `run`, `count` and `revert`: groups of copies, as files, into the kernel
+//! and out of it.
 
 use crate::child::{child, exit_status};
 use crate::group_outputs::GroupOutputs;
@@ -8,12 +9,12 @@ use restitch_kernel_control::{Control, ControlError, unload};
 use restitch_kernel_position::Positioned;
 use restitch_report::{GroupReport, paragraph};
 use restitch_session::{
-    AskedToEnd, ExitCode, GroupInForce, GroupWanted, NotStarted, OwnChild, SessionError, begin_start,
-    make_group, put_in_force, write_result,
+    AskedToEnd, ExitCode, GroupInForce, GroupWanted, KernelCounts, NotStarted, OwnChild, SessionError,
+    begin_start, make_group, put_in_force, take_counts, write_result,
 };
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long tasks may stand in copies that no calls lead to any more. The control module looks each second.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -68,6 +69,14 @@ pub(crate) fn hold(
         Err(error) => return Err(error.into()),
     }
     Ok(if is_written { ExitCode::Done } else { ExitCode::Failure }.number())
+}
+
+/// Counts by a group for a time, or until this program is asked to end.
+pub(crate) fn count(wanted: &GroupWanted, time: Duration) -> Result<KernelCounts, SessionError> {
+    let group = in_force(wanted)?;
+    let begun = Instant::now();
+    group.hold(Some(time))?;
+    take_counts(group, begun.elapsed())
 }
 
 /// Puts a group in force while a command runs; the command's exit code.

@@ -26,11 +26,12 @@ mod switch;
 mod version_args;
 
 use clap::Parser;
-use restitch_session::ExitCode;
+use restitch_session::{ExitCode, survive_file_limits};
 use std::process::ExitCode as ProcessExit;
 
 fn main() -> ProcessExit {
     std::panic::set_hook(Box::new(print::panicked));
+    survive_file_limits();
     let parsed = match args::Args::try_parse() {
         Ok(parsed) => parsed,
         Err(error) => {

@@ -123,6 +123,23 @@ fn an_attach_whose_state_directory_fills_up_gives_the_code_back() {
     }
 }
 
+/// Of what restitch was started with, not of the process.
+#[test]
+fn a_limit_of_file_sizes_is_an_error() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, mut target) = (Restitch::new(), Target::start(&program));
+    let pid = target.pid().to_string();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 0; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_restitch")]);
+    command.args(["attach", &pid, "--duration", "1", "--measure", "0"]);
+    command.env("RESTITCH_STATE_DIR", restitch.state()).stdout(Stdio::piped());
+    let failed = common::finish(&mut command);
+    expect_message(&failed, code::FAILURE, &["File too large"]);
+    target.assert_untouched("after a failure");
+    assert!(restitch.journals().is_empty(), "{:?}", restitch.journals());
+    target.stop();
+}
+
 #[test]
 fn a_layout_is_taken_out_without_room() {
     let program = require!(stoppable("throw.cc", &["-O2"]), "g++");

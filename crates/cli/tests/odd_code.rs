@@ -26,6 +26,8 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/computed.c", &["-O2", "-mcmodel=large", "-fPIE", "-pie"]),
     ("odd/computed.c", &["-O1", "-mcmodel=large", "-fPIE", "-pie", "-s"]),
     ("odd/computed.c", &["-O2", "-mcmodel=large", "-fno-pie", "-no-pie"]),
+    ("odd/tagged.c", &["-O2"]),
+    ("odd/tagged.c", &["-O1", "-s"]),
     ("odd/unrolled.c", &["-O2"]),
     ("odd/unrolled.c", &["-O2", "-fno-pie", "-no-pie", "-s"]),
 ];

@@ -26,6 +26,7 @@ mod ends;
 mod entry;
 mod error;
 mod frames;
+mod function_alignment;
 mod lookup;
 mod lsda;
 mod map;

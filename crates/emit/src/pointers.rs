@@ -21,6 +21,7 @@
 //! function that also marks where some part of the code begins cannot be told from others where no symbol
 //! says so.
 
+use crate::function_alignment::FunctionAlignment;
 use crate::model::RetargetKind;
 use crate::possible_operands::possible_operands;
 use restitch_address::{Svma, SvmaRange};
@@ -48,6 +49,7 @@ pub struct Pointers {
     functions: Vec<FuncId>,
     /// Sorted by function.
     makers: Vec<Maker>,
+    alignment: FunctionAlignment,
 }
 
 /// A place that makes the address of a function.
@@ -87,6 +89,11 @@ impl Pointers {
     /// The functions, sorted.
     pub fn functions(&self) -> &[FuncId] {
         &self.functions
+    }
+
+    /// What a copy of this entry has to be aligned to, in bytes: low bits of pointers may hold something else.
+    pub(crate) fn alignment_of(&self, entry: Svma) -> u32 {
+        self.alignment.at(entry)
     }
 
     /// All that makes the address of one of them.
@@ -351,6 +358,7 @@ impl<'a> Search<'a> {
         functions.dedup();
         functions.retain(|f| !lost[f.index()]);
         self.makers.retain(|m| !lost[m.function.index()]);
-        Pointers { functions, makers: self.makers }
+        let alignment = FunctionAlignment::of(self.program);
+        Pointers { functions, makers: self.makers, alignment }
     }
 }

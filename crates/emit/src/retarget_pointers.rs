@@ -3,7 +3,7 @@
 
 use crate::model::{Redirect, Retarget, RetargetKind, RetargetedFunction};
 use crate::plan::Plan;
-use crate::pointers::{LEA, Pointers};
+use crate::pointers::LEA;
 use crate::request::Request;
 use crate::select::{NONE, RetargetedEntry, Selection};
 
@@ -11,24 +11,21 @@ use restitch_address::{Svma, SvmaRange};
 use restitch_program::Program;
 use restitch_x86::patch::Patch;
 
-/// Alignment of entries that programs may rely on, in bytes: low bits of pointers that hold something else.
-const MOST: u64 = 16;
-
 /// Chooses those of the functions that are asked for whose entry is placed and not run into from above, and
 /// aligns them.
 pub(crate) fn choose(request: &Request<'_>, selection: &mut Selection<'_>) {
     let program = request.program;
     let asked = request.pointers.filter(|_| request.bias.is_none() && request.counters.is_none());
-    for &function in asked.map_or(&[][..], Pointers::functions) {
+    let Some(pointers) = asked else { return };
+    for &function in pointers.functions() {
         let Some(first) = program.entry_block(function) else { continue };
         let entry = program.function(function).range.start;
         let slot = selection.slot_of[first.index()];
         if slot == NONE || runs_into(program, selection, slot as usize) {
             continue;
         }
-        let align = (1 << entry.get().trailing_zeros().min(MOST.trailing_zeros())) as u32;
         let chosen = &mut selection.chosen[slot as usize];
-        chosen.align = chosen.align.max(align);
+        chosen.align = chosen.align.max(pointers.alignment_of(entry));
         selection.retargeted.push(RetargetedEntry { entry, slot, function });
     }
     selection.retargeted.sort_unstable_by_key(|chosen| chosen.entry);

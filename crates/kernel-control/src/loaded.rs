@@ -5,11 +5,13 @@ use crate::error::ControlError;
 use crate::group::{GroupState, GroupStatus};
 use crate::module::{load, unload};
 use restitch_kernel_check::CheckedModule;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a group may be used by tasks when it is taken out without a word. The control module looks at
 /// stacks each second.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Between two looks.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// A group's module that this process has loaded. To drop it takes it out without a word, as far as nobody
 /// stands in its copies for long.
@@ -91,6 +93,22 @@ impl Loaded {
         }
     }
 
+    /// Leads calls back, and waits until nobody stands in its copies any more. The module stays.
+    ///
+    /// # Errors
+    /// If somebody stands in them after `patience`, somebody else has taken it out, or the kernel refuses.
+    pub fn lead_back(&mut self, patience: Duration) -> Result<(), ControlError> {
+        self.enabled.take().map_or(Ok(()), Enabled::disable)?;
+        let begun = Instant::now();
+        loop {
+            match self.control.group(&self.name)?.state {
+                GroupState::Registered => return Ok(()),
+                _ if begun.elapsed() < patience => std::thread::sleep(AGAIN),
+                _ => return Err(ControlError::StillUsed { name: self.name.clone() }),
+            }
+        }
+    }
+
     /// Leads calls back and unloads the module, as soon as nobody stands in its copies any more. That
     /// somebody else has done so is as good.
     ///
@@ -159,6 +177,25 @@ mod tests {
             assert_eq!(says(&text), Err(ControlError::TakenOut { name: name.clone() }), "{text}");
         }
         assert!(matches!(says("?\n"), Err(ControlError::Foreign { .. })));
+    }
+
+    #[test]
+    fn calls_are_led_back_before_the_module_goes() {
+        let folder = scratch();
+        let device = folder.path().join("device");
+        std::fs::write(&device, "group enabled jump 1 0\n").expect("written");
+        let control = Control::at(&device);
+        let (name, enabled) = (String::from("group"), Some(control.enable("group").expect("written")));
+        let mut loaded = Loaded { control, name, enabled, is_done: true };
+        // The order is written over what the device says.
+        let refused = loaded.lead_back(Duration::ZERO).expect_err("the device says nothing that is known");
+        assert!(matches!(refused, ControlError::Foreign { line, .. } if line == "enable group"));
+        assert!(loaded.enabled.is_none());
+        std::fs::write(&device, "group draining jump 1 1\n").expect("written");
+        let used = loaded.lead_back(Duration::from_millis(1));
+        assert_eq!(used, Err(ControlError::StillUsed { name: "group".into() }));
+        std::fs::write(&device, "group registered jump 1 0\n").expect("written");
+        assert_eq!(loaded.lead_back(Duration::ZERO), Ok(()));
     }
 
     #[test]

@@ -85,8 +85,7 @@ impl Kernel {
     /// # Errors
     /// If its symbols or its memory cannot be read, or say too little.
     pub fn read(source: &Source) -> Result<Self, KernelError> {
-        let list = "proc/kallsyms";
-        let symbols = Symbols::parse(&source.text(list)?, &source.path(list))?;
+        let symbols = Symbols::read(source)?;
         let file = source.open(CORE)?;
         let memory = image(|at, room| file.read_exact_at(room, at), &source.path(CORE), &symbols)?;
         let types = source.bytes("sys/kernel/btf/vmlinux").ok();

@@ -1,6 +1,7 @@
 //! `/proc/kallsyms`: names and addresses.
 
 use crate::error::KernelError;
+use crate::source::Source;
 use restitch_address::{Svma, SvmaRange};
 use std::collections::HashMap;
 use std::path::Path;
@@ -46,6 +47,15 @@ pub struct Symbols {
 }
 
 impl Symbols {
+    /// Those of a kernel.
+    ///
+    /// # Errors
+    /// If its list cannot be read, or hides the addresses.
+    pub fn read(source: &Source) -> Result<Self, KernelError> {
+        const LIST: &str = "proc/kallsyms";
+        Self::parse(&source.text(LIST)?, &source.path(LIST))
+    }
+
     /// Reads the list.
     ///
     /// # Errors

@@ -52,6 +52,13 @@ pub enum SessionError {
     /// A process could not be read.
     #[error(transparent)]
     Proc(#[from] restitch_procfs::ProcError),
+    /// `/proc` is another PID namespace's.
+    #[error(
+        "/proc shows another PID namespace than the one that restitch runs in, where the same numbers mean other \
+         processes; nothing was done; mount it anew (mount -t proc proc /proc, or unshare --mount-proc), or \
+         run restitch outside of the namespace"
+    )]
+    OtherNamespace,
     /// Tracing failed.
     #[error(transparent)]
     Trace(#[from] restitch_tracee::TraceError),
@@ -215,7 +222,9 @@ impl SessionError {
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
             Self::Unjudged { .. } => ExitCode::Usage,
-            Self::Refused { .. } | Self::Executed { .. } | Self::Restless { .. } => ExitCode::Refused,
+            Self::Refused { .. } | Self::Executed { .. } | Self::Restless { .. } | Self::OtherNamespace => {
+                ExitCode::Refused
+            }
             Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
             Self::Panicked { .. } => ExitCode::Failure,

@@ -55,6 +55,7 @@ pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flag
 pub use present::{PageRun, Residents};
 pub use process::{
     ProcessId, RunDelay, Thread, auxv, descendants, executable_path, heap_start, maps, processes,
-    processes_mapping, stack_start, status, thread_cpu_time, thread_stat, thread_status, threads,
+    processes_mapping, shows_own_namespace, stack_start, status, thread_cpu_time, thread_stat, thread_status,
+    threads,
 };
 pub use status::{ProcessState, Stat, Status, parse_run_delay, parse_schedstat, parse_stat};

@@ -127,6 +127,13 @@ pub fn status(pid: i32) -> Result<Status, ProcError> {
     Ok(Status::parse(&read(pid, &path_of(pid, "status"))?))
 }
 
+/// Whether `/proc` shows the PID namespace that this process is in: only there do numbers of processes mean
+/// the same in files and in system calls. Where that cannot be read, nothing else can.
+pub fn shows_own_namespace() -> bool {
+    std::fs::read("/proc/self/status")
+        .map_or(true, |bytes| Status::parse(&bytes).is_seen_from_own_namespace())
+}
+
 /// The status of one thread.
 pub fn thread_status(pid: i32, tid: i32) -> Result<Status, ProcError> {
     Ok(Status::parse(&read(pid, &path_of_thread(pid, tid, "status"))?))

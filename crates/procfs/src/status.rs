@@ -118,6 +118,12 @@ impl Status {
         Some([self.uid?, self.effective_uid?, self.saved_uid?])
     }
 
+    /// Whether the file is one of the pid namespace that the task is in (`NSpid` has the numbers from the
+    /// file's namespace down to the task's own), as far as the kernel tells.
+    pub(crate) fn is_seen_from_own_namespace(&self) -> bool {
+        self.namespace_pids.len() <= 1
+    }
+
     /// The number in its own pid namespace.
     pub fn own_number(&self) -> Option<i32> {
         self.namespace_pids.last().copied()

@@ -17,6 +17,8 @@ pub struct GroupWanted {
     pub callees: usize,
     /// The order of blocks.
     pub order: Order,
+    /// Whether the copies count.
+    pub counts: bool,
 }
 
 /// A kernel that was read, and the functions of it that are wanted.
@@ -74,7 +76,7 @@ impl<'w> Chosen<'w> {
             roots: self.roots.clone(),
             order: self.wanted.order.clone(),
             needs_trace_sites: true,
-            counts: false,
+            counts: self.wanted.counts,
         };
         Ok(Positioner::new(&subject)?.position(&request)?)
     }

@@ -4,9 +4,9 @@
 //! `restitch kernel revert`.
 
 use crate::kernel_group::{Chosen, GroupWanted};
-use restitch_kernel::Source;
+use restitch_kernel::{Source, Symbols, counter_values};
 use restitch_kernel_control::{Control, ControlError, GroupStatus, Loaded};
-use restitch_kernel_position::{Positioned, Request};
+use restitch_kernel_position::{FunctionCounts, Positioned, Request};
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
 use restitch_processes::interrupt::heed;
@@ -136,6 +136,25 @@ impl GroupInForce {
             AskedToEnd::pause(left.unwrap_or(LOOK).min(LOOK));
             self.loaded.still_in_force()?;
         }
+    }
+
+    /// Leads calls back, and reads what the group has counted as soon as nobody stands in its copies: then
+    /// the counts fit each other. Then it is taken out. None for a group that does not count.
+    ///
+    /// # Errors
+    /// If somebody stands in the copies for long, somebody else has taken the group out, or the kernel's
+    /// memory cannot be read.
+    pub fn count(mut self) -> Result<Option<Vec<FunctionCounts>>, SessionError> {
+        self.loaded.lead_back(PATIENCE)?;
+        let counts = self.positioned.counting.as_ref().map(|counting| {
+            let source = Source::running();
+            let symbols = Symbols::read(&source)?;
+            let values = counter_values(&source, &symbols, &self.status.name, counting.memory)?;
+            Ok::<_, SessionError>(counting.counts(&values))
+        });
+        let counts = counts.transpose();
+        self.loaded.take_out(PATIENCE)?;
+        counts
     }
 
     /// Leads calls back and unloads the module, as soon as nobody stands in its copies.

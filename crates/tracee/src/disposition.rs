@@ -27,6 +27,17 @@ pub(crate) fn set_disposition(signal: i32, to: libc::sighandler_t, flags: i32) -
     }
 }
 
+extern "C" fn nothing(_: i32) {}
+
+/// From now on, to write more than a file may have (`RLIMIT_FSIZE`) is an error (`EFBIG`) and ends nobody.
+/// (By a handler, which programs that are executed do not get; what ignores the signal goes on to do so.)
+pub fn survive_file_limits() {
+    if !is_ignored(libc::SIGXFSZ) {
+        // It cannot fail: the signal is there, and may be handled.
+        let _ = set_disposition(libc::SIGXFSZ, nothing as extern "C" fn(i32) as usize, libc::SA_RESTART);
+    }
+}
+
 /// Whether this process is not the one that has installed the handler, but a child that it has forked.
 /// Async-signal-safe.
 pub(crate) fn is_forked(installed_by: i32) -> bool {
@@ -39,4 +50,21 @@ pub(crate) fn end_by(signal: i32) {
     let _ = set_disposition(signal, libc::SIG_DFL, 0);
     // SAFETY: no pointers. The signal is blocked while its handler runs.
     unsafe { libc::kill(libc::getpid(), signal) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_testkit::scratch;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    #[test]
+    fn programs_that_are_started_end_by_limits_as_ever() {
+        survive_file_limits();
+        let folder = scratch();
+        let script = "ulimit -f 0; exec head -c 100000 /dev/zero >file";
+        let status = Command::new("sh").args(["-c", script]).current_dir(folder.path()).status();
+        assert_eq!(status.expect("it starts").signal(), Some(libc::SIGXFSZ));
+    }
 }

@@ -1,0 +1,39 @@
+//! Numbers of processes mean others in another PID namespace: whoever sees that one's `/proc` is refused.
+
+mod common;
+
+use common::{Restitch, code, expect_message, finish};
+use restitch_testkit::skip_unsupported;
+use std::process::Command;
+
+/// restitch in a new PID namespace.
+fn inside(restitch: &Restitch, options: &[&str], arguments: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).args(options);
+    command.arg(env!("CARGO_BIN_EXE_restitch")).args(arguments);
+    command.env("RESTITCH_STATE_DIR", restitch.state());
+    command
+}
+
+#[test]
+fn the_processes_of_another_namespace_are_not_taken_for_those_of_the_own_one() {
+    let restitch = Restitch::new();
+    let status = finish(&mut inside(&restitch, &["--mount-proc"], &["status"]));
+    if status.stderr.contains("unshare") {
+        skip_unsupported!("no new namespaces: {}", status.stderr);
+    }
+    status.expect(code::DONE);
+    for arguments in [
+        &["attach", "1"][..],
+        &["attach", "1", "--dry-run"],
+        &["revert", "1"],
+        &["status"],
+        &["status", "1"],
+        &["record", "-p", "1", "-o", "/dev/null"],
+        &["record", "-o", "/dev/null", "--", "true"],
+        &["run", "--", "true"],
+    ] {
+        let refused = finish(&mut inside(&restitch, &[], arguments));
+        expect_message(&refused, code::REFUSED, &["another PID namespace", "--mount-proc"]);
+    }
+}
