@@ -182,7 +182,8 @@ impl JsonOption {
             Some(_) if self.is_printed() => print_json!(&json?),
             Some(path) => {
                 print!("{text}");
-                write_result(path, json?.as_bytes(), 0o644)?;
+                // It may tell where the kernel is.
+                write_result(path, json?.as_bytes(), 0o600)?;
             }
         }
         Ok(())

@@ -309,3 +309,12 @@ fn groups_of_a_kernel_without_the_control_module_are_asked_for_in_vain() {
         assert!(message.contains("modprobe restitch-kernel"), "{message}");
     }
 }
+
+#[test]
+fn files_that_tell_where_the_kernel_is_are_their_owners() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = view();
+    let file = folder.path().join("analysis.json");
+    done(&kernel(&["analyze", "work", "--json", file.to_str().expect("text")], folder.path()));
+    assert_eq!(fs::metadata(&file).expect("written").permissions().mode() & 0o777, 0o600);
+}

@@ -2,8 +2,8 @@
 //! in the low bits of pointers to them.
 //!
 //! **Idea.** More filler in front of a function than the usual alignment asks for says what was asked for. A
-//! function that is as aligned without such filler may be one of them, or be so by chance: it is taken for one
-//! of them.
+//! function that is as aligned without such filler may be one of them, or be so by chance: it is taken for
+//! one of them.
 
 use restitch_address::Svma;
 use restitch_program::Program;

@@ -91,7 +91,8 @@ impl Pointers {
         &self.functions
     }
 
-    /// What a copy of this entry has to be aligned to, in bytes: low bits of pointers may hold something else.
+    /// What a copy of this entry has to be aligned to, in bytes: low bits of pointers may hold something
+    /// else.
     pub(crate) fn alignment_of(&self, entry: Svma) -> u32 {
         self.alignment.at(entry)
     }
