@@ -91,7 +91,7 @@ fn does_not_go_on(module: &Module, function: SvmaRange) -> bool {
     let Some(bytes) = module.image.read(function.start, function.len() as usize) else { return false };
     let mut last = None;
     let whole = scan(bytes, function.start, |insn| last = Some(insn)).is_ok();
-    let leaves = |flow| matches!(flow, Flow::Jump(_) | Flow::IndirectJump | Flow::Return | Flow::Stop);
+    let leaves = |flow| matches!(flow, Flow::Jump(_) | Flow::IndirectJump | Flow::Return);
     whole && last.is_some_and(|insn| insn.end() == function.end && leaves(insn.flow))
 }
 

@@ -158,7 +158,9 @@ fn successors(s: &Subject<'_>, state: State, pending: u32, todo: &mut Vec<State>
         None => s.image.plt_slot_at(to).is_some(),
     };
     match block.terminator {
-        Terminator::Return | Terminator::Stop => true,
+        Terminator::Return => true,
+        // A handler may go on behind a trap. Behind the end of a function nobody reads flags.
+        Terminator::Stop => s.program.behind_trap(state.block).is_none_or(|_| go(block.end())),
         Terminator::IndirectJump => {
             let inside = s.program.blocks_of(block.function);
             let reached = |b: &BlockId| s.program.block(*b).attrs.contains(BlockAttrs::INDIRECT);

@@ -200,6 +200,11 @@ impl<'a> Walk<'_, 'a> {
             None => Boundary::Copied(at),
         };
         self.visit(v, i.len() as u32, boundary, RowAt::of(at));
+        if c.block.terminator == Terminator::Stop {
+            // Who steps over the trap goes on where he would have.
+            let outcome = Outcome { kind: EdgeKind::FallThrough, want: c.block.end(), only: false };
+            self.reach(c, end, false, outcome, None, false)?;
+        }
         Some(end)
     }
 

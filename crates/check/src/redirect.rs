@@ -162,7 +162,7 @@ fn plain_lengths(bytes: &[u8], at: Svma) -> Option<Vec<usize>> {
     (1..=4).contains(&lengths.len()).then_some(lengths)
 }
 
-/// For each block, whether a branch, a table or a call goes to its start.
+/// For each block, whether a branch, a table or a call goes to its start, or a handler that steps over a trap.
 fn entered(program: &Program) -> Vec<bool> {
     let mut entered = vec![false; program.blocks.len()];
     let edges = program.edges.iter().filter(|e| e.kind != EdgeKind::FallThrough).map(|e| e.to);
@@ -172,7 +172,9 @@ fn entered(program: &Program) -> Vec<bool> {
     });
     let listed = program.tables.iter().flat_map(|t| t.targets.iter().chain(&t.tail));
     let listed = listed.filter_map(|to: &Svma| program.block_starting_at(*to));
-    for block in edges.chain(called).chain(listed) {
+    let traps = (0..program.blocks.len()).map(BlockId::from_index);
+    let trapped = traps.filter_map(|block| program.behind_trap(block));
+    for block in edges.chain(called).chain(listed).chain(trapped) {
         if let Some(e) = entered.get_mut(block.index()) {
             *e = true;
         }

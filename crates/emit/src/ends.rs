@@ -15,7 +15,7 @@ pub(crate) fn copied_len(block: &Block) -> u32 {
 
 /// The address whose unwind state holds in what is written behind the copied part of a block.
 pub(crate) fn tail_frame(program: &Program, block: &Block) -> Svma {
-    if block.terminator != Terminator::FallThrough {
+    if !matches!(block.terminator, Terminator::FallThrough | Terminator::Stop) {
         return block.terminator_at();
     }
     // The last instruction may have changed the frame; behind the function's end nothing is known.

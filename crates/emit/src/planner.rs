@@ -329,7 +329,9 @@ impl Planner<'_, '_> {
                 let (fall, taken) = (fall(self, None), self.arm(id, EdgeKind::Taken, to, None));
                 self.short_fork(block, fall, taken, next);
             }
-            Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return | Terminator::Stop => {}
+            // A handler that goes on behind the trap comes to the original code.
+            Terminator::Stop => self.branch(None, Dest::Outside(block.end()), true),
+            Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return => {}
         }
     }
 

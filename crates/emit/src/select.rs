@@ -326,13 +326,13 @@ fn lsda(request: &Request<'_>, at: Svma, entry: &FrameEntry) -> Option<Lsda> {
 /// Whether the block's branches can reach their original targets from everywhere.
 fn targets_in_reach(block: &Block, reach: Reach) -> bool {
     match block.terminator {
-        Terminator::FallThrough => reach.covers(block.end()),
+        Terminator::FallThrough | Terminator::Stop => reach.covers(block.end()),
         Terminator::Jump(to) => reach.covers(to),
         Terminator::Conditional(_, to) => reach.covers(to) && reach.covers(block.end()),
         Terminator::ShortConditional(to) => {
             reach.covers(to) && reach.covers(block.end()) && block.terminator_len >= 2
         }
-        Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return | Terminator::Stop => true,
+        Terminator::Table(_) | Terminator::IndirectJump | Terminator::Return => true,
     }
 }
 

@@ -175,8 +175,8 @@ struct Builder<'a> {
     calls: Vec<CallSite>,
     /// Index of each block's first record, and one more at the end.
     first_mini: Vec<u32>,
-    /// Return addresses of calls.
-    returns: AddressSet,
+    /// Where control comes back by itself: behind calls, and behind traps that a handler steps over.
+    resumed: AddressSet,
 }
 
 impl<'a> Builder<'a> {
@@ -190,7 +190,7 @@ impl<'a> Builder<'a> {
             blocks: Vec::with_capacity(sweep.minis.len() / 5),
             calls: Vec::with_capacity(sweep.minis.len() / 12),
             first_mini: Vec::with_capacity(sweep.minis.len() / 5),
-            returns: AddressSet::new(sweep.text),
+            resumed: AddressSet::new(sweep.text),
         }
     }
 
@@ -231,8 +231,11 @@ impl<'a> Builder<'a> {
                 Kind::Call => self.sweep.target_of(at).map_or(CallTarget::Indirect, CallTarget::Direct),
                 _ => CallTarget::Indirect,
             };
-            self.returns.insert(at + u64::from(m.len));
+            self.resumed.insert(at + u64::from(m.len));
             self.calls.push(CallSite { at, len: m.len, block, target });
+        }
+        if end_mini.kind == Kind::Stop {
+            self.resumed.insert(end);
         }
         let ends = end_mini.kind.ends_block();
         self.first_mini.push((span.first + first) as u32);
@@ -348,7 +351,7 @@ impl<'a> Builder<'a> {
             l.branch.contains(at)
                 || l.pads.contains(at)
                 || l.indirect.contains(at)
-                || self.returns.contains(at)
+                || self.resumed.contains(at)
         };
         to.offset_from(function.range.end) <= 0
             && !pinned

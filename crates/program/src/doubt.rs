@@ -527,11 +527,11 @@ impl<'a> Search<'a> {
             }
             let (target, goes_on) = match decoded.insn.flow {
                 Flow::Next => (None, true),
-                Flow::IndirectCall => (None, calls_return),
+                Flow::IndirectCall | Flow::Stop => (None, calls_return),
                 Flow::Call(to) => (Some(to), calls_return),
                 Flow::Conditional(_, to) | Flow::ShortConditional(to) => (Some(to), true),
                 Flow::Jump(to) => (Some(to), false),
-                Flow::IndirectJump | Flow::Return | Flow::Stop | Flow::Unsupported => (None, false),
+                Flow::IndirectJump | Flow::Return | Flow::Unsupported => (None, false),
             };
             if let Some(to) = target {
                 if range.contains(to) {

@@ -42,12 +42,11 @@ pub(crate) fn flag_use(image: &Image, from: Svma) -> FlagUse {
             return FlagUse::Overwritten;
         }
         at = match insn.flow {
-            Flow::Next => insn.end(),
+            Flow::Next | Flow::Stop => insn.end(),
             Flow::Jump(to) => to,
             Flow::Call(to) => return FlagUse::PassedTo(to),
-            // The calling convention's flags are dead where a function is called through a pointer, and where
-            // nothing goes on.
-            Flow::IndirectCall | Flow::Stop => return FlagUse::Overwritten,
+            // The calling convention's flags are dead where a function is called through a pointer.
+            Flow::IndirectCall => return FlagUse::Overwritten,
             Flow::Conditional(..)
             | Flow::ShortConditional(_)
             | Flow::IndirectJump

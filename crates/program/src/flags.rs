@@ -14,6 +14,7 @@ use crate::address_set::Ranked;
 use crate::flag_use::{FlagUse, UnknownCaller};
 use crate::model::{
     Block, BlockAttrs, BlockId, CallSite, CallTarget, Edge, FuncId, Function, Movability, Terminator,
+    behind_trap,
 };
 use crate::sweep::{Kind, Mini, Sweep};
 use restitch_address::Svma;
@@ -62,7 +63,7 @@ pub(crate) fn live_in(code: &Code<'_>) -> Vec<u8> {
         returns.has_labels[b.function.index()] =
             code.functions[b.function.index()].movability != Movability::Linkage;
     }
-    let predecessors = Predecessors::new(code.blocks.len(), code.edges);
+    let predecessors = Predecessors::new(code);
     let mut transfers: Vec<Transfer> =
         (0..code.blocks.len()).map(|b| transfer(code.sweep, code.minis_of(b), &returns)).collect();
     let mut live = vec![0; code.blocks.len()];
@@ -109,6 +110,13 @@ impl Returns {
 impl Code<'_> {
     fn minis_of(&self, block: usize) -> &[Mini] {
         &self.sweep.minis[self.minis[block].0 as usize..self.minis[block].1 as usize]
+    }
+    /// The blocks that control goes on to from block number `block`: over edges, and behind a trap.
+    fn next(&self, block: usize) -> impl Iterator<Item = usize> {
+        let from = &self.blocks[block];
+        let edges = &self.edges[from.first_edge.index()..][..from.edge_count as usize];
+        let behind = behind_trap(self.blocks, block);
+        edges.iter().map(|edge| edge.to.index()).chain(behind)
     }
     /// The function that has a block at `at`.
     fn function_at(&self, at: Svma) -> Option<FuncId> {
@@ -195,19 +203,21 @@ struct Predecessors {
 }
 
 impl Predecessors {
-    fn new(blocks: usize, edges: &[Edge]) -> Self {
+    fn new(code: &Code<'_>) -> Self {
+        let blocks = code.blocks.len();
+        let ways = || (0..blocks).flat_map(|from| code.next(from).map(move |to| (from, to)));
         let mut first = vec![0u32; blocks + 1];
-        for e in edges {
-            first[e.to.index() + 1] += 1;
+        for (_, to) in ways() {
+            first[to + 1] += 1;
         }
         for i in 0..blocks {
             first[i + 1] += first[i];
         }
         let mut next = first.clone();
-        let mut sources = vec![0; edges.len()];
-        for e in edges {
-            sources[next[e.to.index()] as usize] = e.from.0;
-            next[e.to.index()] += 1;
+        let mut sources = vec![0; first[blocks] as usize];
+        for (from, to) in ways() {
+            sources[next[to] as usize] = from as u32;
+            next[to] += 1;
         }
         Self { first, sources }
     }
@@ -218,19 +228,16 @@ impl Predecessors {
 
 fn live_out(code: &Code<'_>, returns: &Returns, live: &[u8], b: usize) -> u8 {
     let block = &code.blocks[b];
-    let over_edges = code.edges[block.first_edge.index()..][..block.edge_count as usize]
-        .iter()
-        .fold(0, |a, e| a | live[e.to.index()]);
+    let over_edges = live_in_next(code, live, b);
     let expected = match block.terminator {
         Terminator::Return => {
             let flags_matter = returns.all || returns.functions.contains(&block.function);
             return if flags_matter { ALL_FLAGS } else { 0 };
         }
-        Terminator::Stop => return 0,
+        Terminator::Stop | Terminator::Table(_) => return over_edges,
         // Out of a function without computed-goto labels it is a tail call.
         Terminator::IndirectJump if !returns.has_labels[block.function.index()] => return 0,
         Terminator::IndirectJump => return ALL_FLAGS,
-        Terminator::Table(_) => return over_edges,
         Terminator::FallThrough | Terminator::Jump(_) => 1,
         Terminator::Conditional(..) | Terminator::ShortConditional(_) => 2,
     };
@@ -238,11 +245,9 @@ fn live_out(code: &Code<'_>, returns: &Returns, live: &[u8], b: usize) -> u8 {
     if block.edge_count < expected { ALL_FLAGS } else { over_edges }
 }
 
-/// The flags that are live where control goes on from `block`.
-fn live_in_next(code: &Code<'_>, live: &[u8], block: BlockId) -> u8 {
-    let block = &code.blocks[block.index()];
-    let edges = &code.edges[block.first_edge.index()..][..block.edge_count as usize];
-    edges.iter().fold(0, |all, edge| all | live[edge.to.index()])
+/// The flags that are live where control goes on from block number `block`.
+fn live_in_next(code: &Code<'_>, live: &[u8], block: usize) -> u8 {
+    code.next(block).fold(0, |all, next| all | live[next])
 }
 
 /// Calls behind which flags are read before they are written, and calls of functions that read them on entry.
@@ -261,7 +266,7 @@ fn flag_passing_calls(code: &Code<'_>, live: &[u8], known: &Returns) -> Returns 
         // Behind a call that never returns stands unrelated code. To take it for what comes next does no harm
         // to a callee without returns; of indirect calls, whose callees may be all functions, only reads in
         // the same block count.
-        let next = target.map_or(0, |_| live_in_next(code, live, call.block) & !behind.kills);
+        let next = target.map_or(0, |_| live_in_next(code, live, call.block.index()) & !behind.kills);
         if behind.reads | next == 0 {
             continue;
         }

@@ -230,8 +230,16 @@ pub enum Terminator {
     IndirectJump,
     /// `ret` and its relatives.
     Return,
-    /// Control never goes on: `ud2`, `hlt`, `int3`.
+    /// A trap: `ud2`, `ud1`, `hlt`, `int3`. Control goes on only where a signal handler makes it, as a rule at
+    /// `end()`. It has no edge.
     Stop,
+}
+
+/// [`Program::behind_trap`] of block number `index` of `blocks`.
+pub(crate) fn behind_trap(blocks: &[Block], index: usize) -> Option<usize> {
+    let trap = blocks.get(index).filter(|block| block.terminator == Terminator::Stop)?;
+    let next = blocks.get(index + 1)?;
+    (next.start == trap.end() && next.function == trap.function).then_some(index + 1)
 }
 
 /// What kind of edge.
@@ -379,6 +387,10 @@ impl Program {
     /// The block that starts exactly at `at`.
     pub fn block_starting_at(&self, at: Svma) -> Option<BlockId> {
         self.blocks.binary_search_by_key(&at, |b| b.start).ok().map(|i| BlockId(i as u32))
+    }
+    /// The block behind a trap, where a handler that steps over it goes on: in the same function.
+    pub fn behind_trap(&self, block: BlockId) -> Option<BlockId> {
+        behind_trap(&self.blocks, block.index()).map(BlockId::from_index)
     }
     /// Whether a function ends at `at` and no block starts there: no execution of a jump table's entry leads
     /// there.
