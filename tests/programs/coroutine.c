@@ -2,6 +2,14 @@
  * goes down and up through many frames and switches in every one, so that most return addresses of the program are on stacks that
  * no thread is on, and are used a moment later. */
 #include "check.h"
+#include <sys/mman.h>
+
+/* With RESTING, the first stacks can only be read while nobody is on them. */
+#ifdef RESTING
+enum { RESTS = 3 };
+#else
+enum { RESTS = 0 };
+#endif
 
 void switch_stacks(void **from, void *to);
 __asm__(".text\n"
@@ -17,7 +25,7 @@ __asm__(".text\n"
 
 enum { COROUTINES = 16, STACK = 32 * 1024, DEPTH = 24 };
 
-static char stacks[COROUTINES - 1][STACK] __attribute__((aligned(64)));
+static char stacks[COROUTINES - 1][STACK] __attribute__((aligned(4096)));
 static void *main_stack, *saved[COROUTINES];
 static uint64_t results[COROUTINES], seed;
 static int current, done[COROUTINES], switching;
@@ -75,6 +83,11 @@ static void prepare(int which, char *stack) {
     memset(saved[which], 0, 48);
 }
 
+/* Opens a coroutine's stack, or closes it. */
+static void protect(int which, int protection) {
+    if (which < RESTS) CHECK(mprotect(stacks[which], STACK, protection) == 0);
+}
+
 static void one_round(unsigned round) {
     seed = round * 977u;
     memset(done, 0, sizeof done);
@@ -82,7 +95,9 @@ static void one_round(unsigned round) {
         for (current = 0; current < COROUTINES; current++) {
             if (done[current]) continue;
             switching = 1;
+            protect(current, PROT_READ | PROT_WRITE);
             switch_stacks(&main_stack, saved[current]);
+            protect(current, PROT_READ);
             switching = 0;
             left -= done[current];
         }
@@ -94,5 +109,6 @@ int main(int argc, char **argv) {
     char local[STACK] __attribute__((aligned(64)));
     for (int i = 0; i < COROUTINES - 1; i++) prepare(i, stacks[i]);
     prepare(COROUTINES - 1, local);
+    for (int i = 0; i < RESTS; i++) protect(i, PROT_READ);
     return run_rounds(argc, argv, one_round);
 }

@@ -40,3 +40,8 @@ fn coroutines_come_back_to_mapped_code() {
 fn coroutines_of_static_programs_come_back_to_mapped_code() {
     cycles(&["-O1", "-static"]);
 }
+
+#[test]
+fn coroutines_whose_stacks_are_closed_while_they_rest_come_back_to_mapped_code() {
+    cycles(&["-O2", "-DRESTING"]);
+}

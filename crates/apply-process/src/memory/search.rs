@@ -1,8 +1,8 @@
 //! Searching a process's memory for words that lead into ranges of code, while the process runs.
 //!
-//! All writable private memory is looked through, thread stacks included, since coroutines may have their
-//! stacks anywhere: on the heap, in static arrays, in local arrays of a thread's own stack. Left out is only
-//! what is known to be dead, or was looked at while the threads stood still ([`spared`]):
+//! All private memory that was written is looked through, thread stacks included, since coroutines may have
+//! their stacks anywhere: on the heap, in static arrays, in local arrays of a thread's own stack. Left out
+//! is only what is known to be dead, or was looked at while the threads stood still ([`spared`]):
 //!
 //! * what lies below the stack pointer of a thread that is on its own stack, as its outermost frame shows:
 //!   that of the program's start or of `clone`, to which no coroutine returns;

@@ -22,7 +22,7 @@ pub(crate) struct StrayPointers {
 }
 
 impl StrayPointers {
-    /// Those in the writable private memory of `processes` that point into `window`: the smallest mappings
+    /// Those in the private memory of `processes` that point into `window`: the smallest mappings
     /// first, since the data of modules is among them and the largest heap is not, until [`MOST_MEMORY`]
     /// bytes were looked at. What cannot be read holds none.
     pub fn of(processes: impl Iterator<Item = i32>, window: AvmaRange) -> Self {
