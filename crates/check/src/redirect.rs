@@ -162,7 +162,8 @@ fn plain_lengths(bytes: &[u8], at: Svma) -> Option<Vec<usize>> {
     (1..=4).contains(&lengths.len()).then_some(lengths)
 }
 
-/// For each block, whether a branch, a table or a call goes to its start, or a handler that steps over a trap.
+/// For each block, whether a branch, a table or a call goes to its start, or a handler that steps over a
+/// trap.
 fn entered(program: &Program) -> Vec<bool> {
     let mut entered = vec![false; program.blocks.len()];
     let edges = program.edges.iter().filter(|e| e.kind != EdgeKind::FallThrough).map(|e| e.to);

@@ -1,5 +1,5 @@
-//! Behind the copy of a trap stands a jump to what a handler that steps over it comes to: without it, and with
-//! any changed bit in it, a version is refused; and no redirect covers that place.
+//! Behind the copy of a trap stands a jump to what a handler that steps over it comes to: without it, and
+//! with any changed bit in it, a version is refused; and no redirect covers that place.
 
 mod common;
 

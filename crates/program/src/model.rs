@@ -230,8 +230,8 @@ pub enum Terminator {
     IndirectJump,
     /// `ret` and its relatives.
     Return,
-    /// A trap: `ud2`, `ud1`, `hlt`, `int3`. Control goes on only where a signal handler makes it, as a rule at
-    /// `end()`. It has no edge.
+    /// A trap: `ud2`, `ud1`, `hlt`, `int3`. Control goes on only where a signal handler makes it, as a rule
+    /// at `end()`. It has no edge.
     Stop,
 }
 
