@@ -62,8 +62,9 @@ pub(crate) fn hold(
     match group.take_out() {
         Ok(()) if outputs.is_printed() => held?,
         Ok(()) => held.map(|()| print!("{}", is_out(&name)))?,
-        // What was asked for is done, as far as that can be: the exit code is that of the request.
-        Err(error @ ControlError::StillUsed { .. }) if AskedToEnd::signal().is_some() => {
+        // Calls are led back, as was asked for; the message says what to do when the tasks have gone on.
+        Err(error @ ControlError::StillUsed { .. }) => {
+            held?;
             eprintln!("restitch: {error}");
         }
         Err(error) => return Err(error.into()),

@@ -93,18 +93,22 @@ impl Loaded {
         }
     }
 
-    /// Leads calls back, and waits until nobody stands in its copies any more. The module stays.
+    /// Leads calls back, and waits until nobody stands in its copies any more, or `patience` is over: how
+    /// many tasks still do then. The module stays.
     ///
     /// # Errors
-    /// If somebody stands in them after `patience`, somebody else has taken it out, or the kernel refuses.
-    pub fn lead_back(&mut self, patience: Duration) -> Result<(), ControlError> {
+    /// If somebody else has taken it out or enabled it again, or the kernel refuses.
+    pub fn lead_back(&mut self, patience: Duration) -> Result<u32, ControlError> {
         self.enabled.take().map_or(Ok(()), Enabled::disable)?;
         let begun = Instant::now();
         loop {
-            match self.control.group(&self.name)?.state {
-                GroupState::Registered => return Ok(()),
+            let group = self.control.group(&self.name)?;
+            match group.state {
+                GroupState::Registered => return Ok(0),
                 _ if begun.elapsed() < patience => std::thread::sleep(AGAIN),
-                _ => return Err(ControlError::StillUsed { name: self.name.clone() }),
+                // Whatever the last look has found: it drains because of somebody.
+                GroupState::Draining => return Ok(group.standing.max(1)),
+                GroupState::Enabled => return Err(ControlError::InForce { name: self.name.clone() }),
             }
         }
     }
@@ -191,11 +195,16 @@ mod tests {
         let refused = loaded.lead_back(Duration::ZERO).expect_err("the device says nothing that is known");
         assert!(matches!(refused, ControlError::Foreign { line, .. } if line == "enable group"));
         assert!(loaded.enabled.is_none());
-        std::fs::write(&device, "group draining jump 1 1\n").expect("written");
-        let used = loaded.lead_back(Duration::from_millis(1));
-        assert_eq!(used, Err(ControlError::StillUsed { name: "group".into() }));
-        std::fs::write(&device, "group registered jump 1 0\n").expect("written");
-        assert_eq!(loaded.lead_back(Duration::ZERO), Ok(()));
+        let in_force = Err(ControlError::InForce { name: "group".into() });
+        for (text, standing) in [
+            ("group draining jump 1 3\n", Ok(3)),
+            ("group draining jump 1 0\n", Ok(1)),
+            ("group enabled jump 1 0\n", in_force),
+            ("group registered jump 1 0\n", Ok(0)),
+        ] {
+            std::fs::write(&device, text).expect("written");
+            assert_eq!(loaded.lead_back(Duration::from_millis(1)), standing, "{text}");
+        }
     }
 
     #[test]

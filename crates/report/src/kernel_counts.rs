@@ -26,6 +26,13 @@ pub struct CountsReport {
     pub release: String,
     /// For how long it was counted, in seconds.
     pub seconds: f64,
+    /// Tasks that slept in the copies when counters were read: counts may differ from each other by one for
+    /// each.
+    #[serde(default)]
+    pub standing: u64,
+    /// The group, if it stays loaded because of them, with no calls led to it.
+    #[serde(default)]
+    pub left: Option<String>,
     /// How many counters there were, for all blocks and edges.
     pub counters: u64,
     /// The functions, those with the most executed blocks first.
@@ -129,11 +136,30 @@ impl CountsReport {
                 percent(self.exact_share()),
             ),
         );
+        out.push_str(&self.standing_in_words());
         self.functions_in_text(&mut out);
         for stays in &self.stays {
             out.push_str(&paragraph("not counted ", &format!("{}: {}", stays.name, stays.why)));
         }
         out
+    }
+
+    fn standing_in_words(&self) -> String {
+        if self.standing == 0 {
+            return String::new();
+        }
+        let tasks = counted(self.standing, "task");
+        let left = self.left.as_deref().map(visible_line).map_or_else(String::new, |group| {
+            format!(
+                "; group {group} stays loaded for them, with no calls led to it: restitch kernel revert \
+                 {group} takes it out when they have gone on"
+            )
+        });
+        let words = format!(
+            "{tasks} slept in the copies when counters were read, in calls that are not over: counts may \
+             differ by one for each{left}"
+        );
+        paragraph("sleepers    ", &words)
     }
 
     fn functions_in_text(&self, out: &mut String) {

@@ -32,6 +32,8 @@ fn report() -> CountsReport {
         restitch_version: "0.1.0".into(),
         release: "6.1.0-44-amd64".into(),
         seconds: 20.04,
+        standing: 0,
+        left: None,
         counters: 4,
         functions: vec![
             function("do_sys_poll", true, &[1_000_000, 999_999, 1, 0]),
@@ -64,6 +66,7 @@ fn counts_are_told_in_a_table_of_80_columns() {
         assert!(words.contains(expected), "{expected:?} is missing in {text}");
     }
     assert!(!text.contains('\u{1b}'), "{text}");
+    assert!(!text.contains("slept"), "{text}");
     let mut many = report();
     many.functions = vec![many.functions[0].clone(); 23];
     assert!(many.to_text().contains("and 3 functions more"), "{}", many.to_text());
@@ -103,4 +106,16 @@ fn each_field_of_the_json_is_documented() {
     let document = document.expect("a part").1.split("\n## ").next().unwrap_or_default();
     let rows = document.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     assert_eq!(there, rows.map(str::to_owned).collect());
+}
+
+#[test]
+fn who_sleeps_in_copies_is_told_with_what_to_do() {
+    let counted = |left: Option<&str>| CountsReport { standing: 2, left: left.map(Into::into), ..report() };
+    let words = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = counted(Some("restitch_poll")).to_text();
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let text = words(text);
+    assert!(text.contains("2 tasks slept in the copies when counters were read"), "{text}");
+    assert!(text.contains("restitch kernel revert restitch_poll takes it out"), "{text}");
+    assert!(!words(counted(None).to_text()).contains("revert"));
 }

@@ -30,12 +30,16 @@ impl GroupWanted {
 /// Takes a group that counts out of the kernel, where it was in force for `time`; what it has counted.
 ///
 /// # Errors
-/// As [`GroupInForce::count`].
+/// If somebody else has taken the group out, or the kernel's memory cannot be read.
 pub fn take_counts(group: GroupInForce, time: Duration) -> Result<KernelCounts, SessionError> {
-    let positioned = group.positioned.clone();
-    let counts = group.count()?.unwrap_or_default();
-    let release = release(&Source::running());
-    Ok(KernelCounts { report: report(&positioned, &counts, release, time), blocks: counts_text(&counts) })
+    let (positioned, name) = (group.positioned.clone(), group.status.name.clone());
+    let counted = group.count()?;
+    let report = CountsReport {
+        standing: counted.standing.into(),
+        left: counted.is_left.then_some(name),
+        ..report(&positioned, &counted.counts, release(&Source::running()), time)
+    };
+    Ok(KernelCounts { report, blocks: counts_text(&counted.counts) })
 }
 
 fn report(
@@ -79,6 +83,8 @@ fn report(
         restitch_version: env!("CARGO_PKG_VERSION").into(),
         release,
         seconds: time.as_secs_f64(),
+        standing: 0,
+        left: None,
         counters: positioned.counting.as_ref().map_or(0, |counting| counting.counters() as u64),
         functions,
         stays: positioned.report(0).stays,

@@ -41,7 +41,7 @@ pub fn make_group(
     watcher.phase("analysing", None);
     let chosen = Chosen::read(source, wanted)?;
     watcher.phase("proving", None);
-    chosen.position()
+    chosen.position(chosen.group_name())
 }
 
 impl<'w> Chosen<'w> {
@@ -55,14 +55,15 @@ impl<'w> Chosen<'w> {
         Ok(Self { source, wanted, kernel, roots })
     }
 
-    /// The name that the group will have: that of its first function, behind the product's.
+    /// The name that the group has if nothing is in the way: that of its first function, behind the
+    /// product's.
     pub(crate) fn group_name(&self) -> String {
         let first = self.roots.first().map(|id| self.kernel.functions.get(*id).name.as_str());
         Request::name_for(first.unwrap_or_default())
     }
 
-    /// Writes and proves the module.
-    pub(crate) fn position(&self) -> Result<Positioned, SessionError> {
+    /// Writes and proves the module, under that name.
+    pub(crate) fn position(&self, name: String) -> Result<Positioned, SessionError> {
         let files = module_files(self.source, &release(self.source))?;
         let module = |path: &PathBuf| -> Result<ModuleFile, KernelError> {
             Ok(ModuleFile { name: path.display().to_string(), bytes: read_module(path)? })
@@ -71,7 +72,7 @@ impl<'w> Chosen<'w> {
         let examples = files.all.iter().filter_map(|path| module(path).ok());
         let subject = Subject::learn(&self.kernel, examples, control.as_ref())?;
         let request = Request {
-            name: self.group_name(),
+            name,
             callees: all_callees(&self.kernel, &self.roots, self.wanted.callees),
             roots: self.roots.clone(),
             order: self.wanted.order.clone(),

@@ -5,7 +5,7 @@
 
 use crate::kernel_group::{Chosen, GroupWanted};
 use restitch_kernel::{Source, Symbols, counter_values};
-use restitch_kernel_control::{Control, ControlError, GroupStatus, Loaded};
+use restitch_kernel_control::{Control, ControlError, GroupStatus, Loaded, Turn};
 use restitch_kernel_position::{FunctionCounts, Positioned, Request};
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
@@ -20,6 +20,8 @@ const TRIES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks whether it is in force still.
 const LOOK: Duration = Duration::from_secs(1);
+/// So many groups of a function may be there, all but one because tasks sleep in their copies.
+const NAMES: u32 = 16;
 
 /// A group that calls are led to.
 #[derive(Debug)]
@@ -39,7 +41,11 @@ pub struct GroupInForce {
 pub fn put_in_force(wanted: &GroupWanted, watcher: &mut dyn Watcher) -> Result<GroupInForce, SessionError> {
     let control = Control::default();
     // Before the kernel is read, which takes seconds. If the function has another name, it is told later.
-    control.has_left(&Request::name_for(wanted.functions.first().map_or("", String::as_str)))?;
+    let name = Request::name_for(wanted.functions.first().map_or("", String::as_str));
+    match control.has_left(&name) {
+        Ok(_) | Err(ControlError::StillUsed { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
     let source = Source::running();
     let mut functions = Vec::new();
     for _ in 0..TRIES {
@@ -68,12 +74,9 @@ fn attempt(
     let chosen = Chosen::read(source, wanted)?;
     let turn = control.turn()?;
     // Functions of a group in force are refused as in use: whose they are says more.
-    let name = chosen.group_name();
-    if control.clear(&name, &turn)? {
-        watcher.note(&format!("group {name}, which nobody held any more, was taken out"));
-    }
+    let name = free_name(control, &chosen.group_name(), &turn, watcher)?;
     watcher.phase("proving", None);
-    let positioned = chosen.position()?;
+    let positioned = chosen.position(name)?;
     heed()?;
     watcher.phase("loading", None);
     let mut loaded = control.load(&positioned.module, &turn)?;
@@ -95,6 +98,30 @@ fn attempt(
     }
 }
 
+/// A name that no group has: `first`, or where tasks still sleep in the copies of that one, `first_2` and so
+/// on. What others have left of these names is taken out.
+fn free_name(
+    control: &Control,
+    first: &str,
+    turn: &Turn,
+    watcher: &mut dyn Watcher,
+) -> Result<String, ControlError> {
+    let mut free = None;
+    for number in 1..=NAMES {
+        let name = if number == 1 { first.to_owned() } else { format!("{first}_{number}") };
+        match control.clear(&name, turn) {
+            Ok(true) => {
+                watcher.note(&format!("group {name}, which nobody held any more, was taken out"));
+            }
+            Ok(false) => {}
+            Err(ControlError::StillUsed { .. }) => continue,
+            Err(error) => return Err(error),
+        }
+        free.get_or_insert(name);
+    }
+    free.ok_or_else(|| ControlError::StillUsed { name: first.into() })
+}
+
 enum Enabling {
     Done(GroupStatus),
     Changed(Vec<String>),
@@ -112,6 +139,17 @@ fn enable(
         true => Enabling::Done(loaded.enable()?),
         false => Enabling::Changed(changed),
     })
+}
+
+/// What a group has counted.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    /// By function; empty for a group that does not count.
+    pub(crate) counts: Vec<FunctionCounts>,
+    /// Tasks that stood in its copies when the counters were read.
+    pub(crate) standing: u32,
+    /// Whether its module is in the kernel still, because of them.
+    pub(crate) is_left: bool,
 }
 
 impl GroupInForce {
@@ -138,14 +176,14 @@ impl GroupInForce {
         }
     }
 
-    /// Leads calls back, and reads what the group has counted as soon as nobody stands in its copies: then
-    /// the counts fit each other. Then it is taken out. None for a group that does not count.
+    /// Leads calls back, and reads what the group has counted when nobody stands in its copies any more: then
+    /// the counts fit each other. If somebody does for long, they are read all the same, and the module is
+    /// left for them, with no calls led to it. Else it is taken out.
     ///
     /// # Errors
-    /// If somebody stands in the copies for long, somebody else has taken the group out, or the kernel's
-    /// memory cannot be read.
-    pub fn count(mut self) -> Result<Option<Vec<FunctionCounts>>, SessionError> {
-        self.loaded.lead_back(PATIENCE)?;
+    /// If somebody else has taken the group out, or the kernel's memory cannot be read.
+    pub(crate) fn count(mut self) -> Result<Counted, SessionError> {
+        let standing = self.loaded.lead_back(PATIENCE)?;
         let counts = self.positioned.counting.as_ref().map(|counting| {
             let source = Source::running();
             let symbols = Symbols::read(&source)?;
@@ -153,8 +191,13 @@ impl GroupInForce {
             Ok::<_, SessionError>(counting.counts(&values))
         });
         let counts = counts.transpose();
-        self.loaded.take_out(PATIENCE)?;
-        counts
+        let patience = if standing == 0 { PATIENCE } else { Duration::ZERO };
+        let is_left = match self.loaded.take_out(patience) {
+            Ok(()) => false,
+            Err(ControlError::StillUsed { .. }) => true,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Counted { counts: counts?.unwrap_or_default(), standing, is_left })
     }
 
     /// Leads calls back and unloads the module, as soon as nobody stands in its copies.
@@ -170,4 +213,30 @@ impl GroupInForce {
 fn hot_code(group: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/sys/module/{group}/sections/.text")).ok()?;
     u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use restitch_pipeline::Quiet;
+
+    #[test]
+    fn a_group_that_tasks_sleep_in_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let device = folder.path().join("device");
+        let name = |text: &str| {
+            std::fs::write(&device, text).expect("written");
+            let control = Control::at(&device);
+            let turn = control.turn().expect("nobody else is there");
+            free_name(&control, "poll", &turn, &mut Quiet)
+        };
+        assert_eq!(name(""), Ok("poll".into()));
+        assert_eq!(name("poll draining jump 1 2\n"), Ok("poll_2".into()));
+        assert_eq!(name("poll draining jump 1 2\npoll_2 draining jump 1 1\n"), Ok("poll_3".into()));
+        assert_eq!(name("poll_2 draining jump 1 2\n"), Ok("poll".into()));
+        assert_eq!(name("poll enabled jump 1 0\n"), Err(ControlError::InForce { name: "poll".into() }));
+        let all = (2..=NAMES).map(|number| format!("poll_{number} draining jump 1 1\n"));
+        let all = format!("poll draining jump 1 1\n{}", all.collect::<String>());
+        assert_eq!(name(&all), Err(ControlError::StillUsed { name: "poll".into() }));
+    }
 }
