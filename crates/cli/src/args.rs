@@ -14,7 +14,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// What the exit code means where another command has run.
-pub const STAND_IN: &str = "`run`, `batch`, `record -- COMMAND` and `kernel run` end with the exit code of COMMAND once it has run (128 + n: signal n ended it).";
+pub const STAND_IN: &str = "`run`, `batch`, `record -- COMMAND`, `kernel run` and `kernel find -- COMMAND` end with the exit code of COMMAND once it has run (128 + n: signal n ended it).";
 
 /// Heading of the options that say where the profile comes from.
 const PROFILE: &str = "Profile options";
@@ -163,15 +163,16 @@ impl Command {
         matches!(self, Self::Status { .. } | Self::Attach { .. }) || self.changes_processes()
     }
 
-    /// Whether something of it may be left in the kernel if it is cut off in the middle.
-    pub fn changes_kernel(&self) -> bool {
-        matches!(self, Self::Kernel(command) if command.changes_kernel())
+    /// Whether it has to do with the kernel, and heeds requests to end.
+    pub fn is_kernels(&self) -> bool {
+        matches!(self, Self::Kernel(command) if command.heeds_requests())
     }
 
     /// Whether the exit code is that of another command, which restitch runs.
     pub fn is_stand_in(&self) -> bool {
         match self {
-            Self::Run { .. } | Self::Batch(_) | Self::Kernel(KernelCommand::Run { .. }) => true,
+            Self::Run { .. } | Self::Batch(_) => true,
+            Self::Kernel(command) => command.is_stand_in(),
             Self::Record(record) => !record.command.is_empty(),
             _ => false,
         }

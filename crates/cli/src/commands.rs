@@ -27,7 +27,7 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
         return Err(SessionError::OtherNamespace);
     }
     let changes_processes = args.command.changes_processes();
-    if !changes_processes && !args.command.changes_kernel() {
+    if !changes_processes && !args.command.is_kernels() {
         return run_command_line(args);
     }
     let asked = AskedToEnd::begin();

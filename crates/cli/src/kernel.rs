@@ -1,6 +1,7 @@
 //! `restitch kernel`: what the kernel allows, and its code.
 
 use crate::group_outputs::GroupOutputs;
+use crate::kernel_find::{FindOptions, find};
 use crate::kernel_groups::{count, hold, revert, run_in_force, write_group};
 use crate::outputs::check_outputs;
 use crate::seconds::seconds;
@@ -32,6 +33,16 @@ pub enum KernelCommand {
         functions: Vec<String>,
         #[command(flatten)]
         options: KernelOptions,
+    },
+    /// Show where the running kernel's time goes, and below which of its functions.
+    ///
+    /// Samples with their callers are taken on the whole machine. The functions that are named first can be
+    /// given to `restitch kernel position`. Without a COMMAND, Ctrl-C, SIGTERM and SIGHUP end it early.
+    Find {
+        #[command(flatten)]
+        options: FindOptions,
+        #[command(flatten)]
+        output: JsonOption,
     },
     /// Copy functions of the running kernel in a new order, prove it, and lead their calls to the copies.
     ///
@@ -208,6 +219,12 @@ pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
             options.output.publish(&analysis.to_text(), analysis.to_json())?;
             Ok(ExitCode::Done.number())
         }
+        KernelCommand::Find { options, output } => {
+            output.check()?;
+            let found = find(&options)?;
+            output.publish(&found.report.to_text(), found.report.to_json())?;
+            Ok(found.status)
+        }
         KernelCommand::Status { output } => {
             output.check()?;
             let groups = Groups::new(Control::default().groups()?);
@@ -248,11 +265,21 @@ pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
 }
 
 impl KernelCommand {
-    /// Whether something of it may be left in the kernel if it is cut off in the middle.
-    pub fn changes_kernel(&self) -> bool {
+    /// Whether the exit code is that of another command, which restitch runs.
+    pub fn is_stand_in(&self) -> bool {
+        match self {
+            Self::Run { .. } => true,
+            Self::Find { options, .. } => !options.command.is_empty(),
+            _ => false,
+        }
+    }
+
+    /// Whether a request to end is heeded: it takes out of the kernel what it has put there, or tells what it
+    /// has measured until then.
+    pub fn heeds_requests(&self) -> bool {
         match self {
             Self::Position { options } => options.write.is_none(),
-            Self::Run { .. } | Self::Count { .. } => true,
+            Self::Run { .. } | Self::Count { .. } | Self::Find { .. } => true,
             _ => false,
         }
     }

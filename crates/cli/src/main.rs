@@ -11,6 +11,7 @@ mod demo;
 mod group_outputs;
 mod keeper;
 mod kernel;
+mod kernel_find;
 mod kernel_groups;
 mod lab;
 mod layout_names;

@@ -123,6 +123,29 @@ fn the_running_kernel_is_asked_by_any_user() {
     assert!(output.stderr.is_empty(), "{output:?}");
 }
 
+/// What is not permitted says so; else the exit code is `code`.
+#[test]
+fn where_the_running_kernels_time_goes_is_told_or_why_it_is_not() {
+    let find = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_restitch"));
+        command.args(["kernel", "find"]).args(arguments).output().expect("it starts")
+    };
+    for (arguments, code) in [(&["--for", "0.2"][..], 0), (&["--", "sh", "-c", "exit 3"], 3)] {
+        let output = find(arguments);
+        if output.status.code() == Some(5) {
+            assert!(failed(&output, 5).contains("root"), "{output:?}");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        let said = text(&output);
+        let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.starts_with("sampled     Linux ") && words.contains("of the kernel in"), "{said}");
+        assert_is_narrow(&said);
+    }
+    let both = find(&["--pid", "1", "--", "true"]);
+    assert_eq!(both.status.code(), Some(2), "{both:?}");
+}
+
 #[test]
 fn wrong_names_and_broken_files_are_refused_with_their_exit_codes() {
     let folder = view();

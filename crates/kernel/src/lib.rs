@@ -42,6 +42,7 @@ mod steps;
 mod survey;
 mod symbols;
 mod tables;
+mod time_report;
 
 pub use code::{Block, Code, Edge, EdgeKind, End, Site, SiteKind, Trouble};
 pub use counter_values::counter_values;
@@ -61,3 +62,4 @@ pub use steps::Known;
 pub use survey::{Counts, Staying, Survey, live_edges};
 pub use symbols::{Symbol, Symbols};
 pub use tables::{BugEntry, CallEntry, ExceptionEntry, KeyEntry, Tables, UnwindEntry};
+pub use time_report::{Knowledge, Sampling, TimeReport, TimedFunction};

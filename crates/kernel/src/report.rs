@@ -158,7 +158,7 @@ fn row(label: &str, words: &str) -> String {
     paragraph(&format!("  {label:<16}"), words)
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 

@@ -2,7 +2,8 @@
 
 use restitch_address::Svma;
 use restitch_kernel::{
-    Code, EdgeKind, End, Kernel, KernelError, Lists, Reason, Sampled, SiteKind, Survey, Symbols, image,
+    Code, EdgeKind, End, Kernel, KernelError, Knowledge, Lists, Reason, Sampled, Sampling, SiteKind, Survey,
+    Symbols, TimeReport, image,
 };
 use restitch_testkit::small_kernel::SmallKernel;
 use std::io::{Error, ErrorKind, Result};
@@ -229,6 +230,55 @@ fn samples_say_where_the_time_goes_and_below_which_function() {
     assert_eq!(names(below.roots(0.5, |_| true)), [("__work_alias".to_owned(), 910, 986)]);
     assert_eq!(Sampled::default().hottest(0.95), []);
     assert_eq!(Sampled::default().roots(0.0, |_| true), []);
+}
+
+#[test]
+fn where_the_time_goes_is_told_with_what_can_be_a_root_and_why_the_rest_cannot() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let at = |name: &str| Svma::new(small.function(name) + 4);
+    let mut sampled = Sampled::default();
+    (0..60).for_each(|_| sampled.add(&kernel.functions, at("work"), &[]));
+    (0..40).for_each(|_| sampled.add(&kernel.functions, at("jumps_by_table"), &[]));
+    let sampling = || Sampling {
+        release: "6.99.0-small".into(),
+        subject: "the whole machine".into(),
+        event: "the CPU clock",
+        seconds: 10.0,
+        lost: 3,
+    };
+    let report = TimeReport::of(sampling(), &sampled, Knowledge::Kernel(&kernel), 0.1);
+    let roots: Vec<_> = report.roots.iter().map(|root| (&*root.name, root.can_be_root)).collect();
+    assert_eq!(roots, [("__work_alias", Some(true)), ("jumps_by_table", Some(false))]);
+    let text = report.to_text();
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    for words in [
+        "__work_alias                         60.0 %   60.0 %  yes",
+        "jumps_by_table                       40.0 %   40.0 %  no: ",
+        "lost        3 samples came too fast",
+        "next: sudo restitch kernel position __work_alias",
+    ] {
+        assert!(text.contains(words), "{words:?} is missing in {text}");
+    }
+    assert!(report.roots[1].reasons[0].contains("a jump whose targets are not known"), "{report:?}");
+    // With names alone the same, but for what can be moved.
+    let names = Knowledge::Names(&kernel.functions, "no /proc/kcore");
+    let known = TimeReport::of(sampling(), &sampled, names, 0.1);
+    assert_eq!(known.roots.iter().map(|root| root.can_be_root).collect::<Vec<_>>(), [None, None]);
+    let told = known.to_text();
+    assert!(told.contains("which functions can be moved is not known: no /proc/kcore"), "{told}");
+    assert!(!told.contains("next:"), "{told}");
+    // Too few are too few.
+    let mut few = Sampled::default();
+    few.add(&kernel.functions, at("work"), &[]);
+    let few = TimeReport::of(sampling(), &few, Knowledge::Kernel(&kernel), 0.1);
+    assert_eq!(few.roots, []);
+    assert!(few.to_text().contains("too few to tell anything") && !few.to_text().contains("next:"));
+    let value: serde_json::Value = serde_json::from_str(&report.to_json().expect("JSON")).expect("JSON");
+    let document = include_str!("../../../docs/json.md");
+    for field in value["roots"][0].as_object().expect("fields").keys() {
+        assert!(document.contains(&format!("| `roots[].{field}` |")), "{field}");
+    }
 }
 
 #[test]

@@ -55,6 +55,15 @@ pub enum PerfError {
 }
 
 impl PerfError {
+    /// The same, of the kernel's own code: whose a process is does not matter there.
+    #[must_use]
+    pub fn about_the_kernel(self) -> Self {
+        match self {
+            Self::Denied { .. } => of_the_kernel(self, Circumstances::now()),
+            other => other,
+        }
+    }
+
     /// Whether it says no more than that all that was to be measured has ended.
     pub fn is_gone(&self) -> bool {
         match self {
@@ -98,6 +107,20 @@ impl Circumstances {
             // SAFETY: `geteuid` has no arguments and no memory effects.
             euid: unsafe { libc::geteuid() },
         }
+    }
+}
+
+/// What `error` means where the kernel's own code was to be measured.
+fn of_the_kernel(error: PerfError, Circumstances { paranoid, euid }: Circumstances) -> PerfError {
+    if euid == 0 {
+        return error;
+    }
+    let level =
+        paranoid.map_or_else(String::new, |level| format!(", and kernel.perf_event_paranoid is {level}"));
+    PerfError::Denied {
+        object: "the kernel's code".into(),
+        reason: format!("it is root's{level}: users may at 1 for processes of their own, at 0 for all"),
+        remedy: Some("run with sudo".into()),
     }
 }
 
@@ -188,6 +211,24 @@ impl PerfError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn that_the_kernel_may_not_be_measured_is_no_matter_of_a_process() {
+        let of = |euid| {
+            let circumstances = Circumstances { paranoid: Some(2), euid };
+            let Refusal { reason, remedy, .. } = explain(libc::EACCES, circumstances);
+            let denied = PerfError::Denied { object: "the CPU clock".into(), reason, remedy };
+            of_the_kernel(denied, circumstances).to_string()
+        };
+        let user = of(1000);
+        assert!(
+            user.contains("the kernel's code") && user.contains("kernel.perf_event_paranoid is 2"),
+            "{user}"
+        );
+        assert!(user.ends_with("run with sudo"), "{user}");
+        let root = of(0);
+        assert!(root.contains("container") && root.contains("--cap-add PERFMON"), "{root}");
+    }
 
     fn text(errno: i32, paranoid: Option<i32>, euid: u32) -> String {
         let Refusal { denied, reason, remedy } = explain(errno, Circumstances { paranoid, euid });
