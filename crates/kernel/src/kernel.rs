@@ -282,9 +282,10 @@ fn leads_to(memory: &Memory, hot: SvmaRange, cold: SvmaRange) -> bool {
     leads
 }
 
-/// Whether control may leave the code to its caller, or to somewhere from where it may.
+/// Whether control may leave the code to its caller, or to somewhere from where it may. Of code that is not
+/// understood in all this is believed: a thunk, say, calls its own middle and returns from there.
 fn returns(code: &Code, known: &Known) -> bool {
-    if !code.troubles.is_empty() && code.blocks.is_empty() {
+    if !code.troubles.is_empty() {
         return true;
     }
     let leaves = |at: Svma| code.block_at(at).is_none() && !known.silent.contains(&at);

@@ -86,6 +86,21 @@ fn tables_say_which_faults_and_traps_go_on() {
 }
 
 #[test]
+fn a_call_through_a_thunk_comes_back_though_the_thunk_calls_its_own_middle() {
+    let mut small = SmallKernel::new();
+    let own = kernel(&small);
+    let start = |name: &str| own.functions.get(own.find(name).expect("a function")).start().get();
+    let (caller, thunk) = (start("calls_by_register"), start("__x86_indirect_thunk_rax"));
+    // call +1; int3; mov %rax,(%rsp); ret
+    small.put(thunk, &[0xe8, 1, 0, 0, 0, 0xcc, 0x48, 0x89, 0x04, 0x24, 0xc3]);
+    let to = (thunk - (caller + 5)) as u32;
+    small.put(caller, &[&[0xe8][..], &to.to_le_bytes(), &[0xc3]].concat());
+    let calls = code(&kernel(&small), "calls_by_register");
+    assert!(calls.sites.iter().any(|site| matches!(site.kind, SiteKind::IndirectCall(Some(_)))));
+    assert_eq!((calls.blocks.len(), calls.blocks[0].end), (1, End::Return));
+}
+
+#[test]
 fn what_stays_has_its_reason() {
     let small = SmallKernel::new();
     for (name, reason) in [
