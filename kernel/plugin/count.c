@@ -10,7 +10,8 @@
  * whose address the processor has pushed, or by the emulator itself, which goes on in the middle. That point is a
  * "cut": instructions from there on were not executed. The entries of interrupts and faults are known by their first
  * instructions; the branch that was on its way when one came is kept by the address of the pushed frame until the
- * return from it. Steps that this does not explain are counted, and said.
+ * return from it, and so is an instruction that faults: if execution goes on elsewhere then, that is a way from it.
+ * Steps that this does not explain are counted, and said.
  *
  * Limits: x86-64 Linux. With several processors, what others do while a window begins or ends is counted or not.
  * A faulting instruction is counted when it succeeds; an instruction that never does is not counted.
@@ -66,10 +67,13 @@ struct unit {
 	struct instruction instructions[];
 };
 
-/* A branch that an interrupt came behind. */
+/* A branch that an interrupt came behind, or an instruction that a fault has stopped. */
 struct interruption {
 	uint64_t frame;
+	/* The unit whose end execution came from; none at a fault. */
 	const struct unit *unit;
+	/* The instruction that did not come to its end. */
+	const struct instruction *stopped;
 };
 
 /* What translated code reads and writes without calling us. */
@@ -129,16 +133,16 @@ static const struct instruction *last_of(const struct unit *unit)
 	return &unit->instructions[unit->length - 1];
 }
 
-/* The unit was left before the instruction at `address`; whether there is one. */
-static bool cut(struct unit *unit, uint64_t address)
+/* The unit was left before the instruction at `address`: that instruction, or none. */
+static const struct instruction *cut(struct unit *unit, uint64_t address)
 {
 	for (size_t i = 0; i < unit->length; i++) {
 		if (unit->instructions[i].address == address) {
 			add_count(&unit->instructions[i].cuts);
-			return true;
+			return &unit->instructions[i];
 		}
 	}
-	return false;
+	return NULL;
 }
 
 /* Execution went from the end of `from` to `to`. */
@@ -154,46 +158,55 @@ static void branch(struct processor *processor, const struct unit *from, uint64_
 	table_add(&processor->branches, last->address, to, 1, (uint64_t)from->kind << 32 | last->size);
 }
 
-/* Takes the branch that was interrupted with the frame at that address; none if it was none. */
-static const struct unit *resume(struct processor *processor, uint64_t frame)
+/* Takes what was interrupted with the frame at that address; nothing of all if it was not. */
+static struct interruption resume(struct processor *processor, uint64_t frame)
 {
 	for (size_t i = 0; i < processor->interrupted; i++) {
-		const struct unit *unit = processor->interruptions[i].unit;
+		struct interruption found = processor->interruptions[i];
 
-		if (processor->interruptions[i].frame == frame) {
+		if (found.frame == frame) {
 			processor->interruptions[i] = processor->interruptions[--processor->interrupted];
-			return unit;
+			return found;
 		}
 	}
-	return NULL;
+	return (struct interruption){ .frame = frame };
 }
 
-static void remember(struct processor *processor, uint64_t frame, const struct unit *unit)
+static void remember(struct processor *processor, struct interruption interruption)
 {
 	/* A frame at the same place is over: its stack was used anew. */
-	resume(processor, frame);
-	if (!unit)
+	resume(processor, interruption.frame);
+	if (!interruption.unit && !interruption.stopped)
 		return;
 	if (processor->interrupted == MOST_INTERRUPTIONS) {
 		processor->unexplained++;
 		return;
 	}
-	processor->interruptions[processor->interrupted++] = (struct interruption){ frame, unit };
+	processor->interruptions[processor->interrupted++] = interruption;
 }
 
-/* The unit from whose end execution comes, after returns from interrupts; none if nothing is known of it. */
-static const struct unit *origin(struct processor *processor)
+/* From where execution comes, after returns from interrupts; nothing if nothing is known of it. */
+static struct interruption origin(struct processor *processor)
 {
 	const struct unit *last = processor->last;
 
-	return last->returns_from_interrupt ? resume(processor, processor->returned_frame) : last;
+	if (last->returns_from_interrupt)
+		return resume(processor, processor->returned_frame);
+	return (struct interruption){ .unit = last };
+}
+
+/* Behind a fault, execution goes on at `to`: with the same instruction, or elsewhere for good. */
+static void after_fault(struct processor *processor, const struct instruction *stopped, uint64_t to)
+{
+	if (to != stopped->address)
+		table_add(&processor->branches, stopped->address, to, 1, (uint64_t)FAULT << 32 | stopped->size);
 }
 
 /* A step within the kernel that is no interruption. */
 static void go_on(struct processor *processor, struct unit *unit, bool done)
 {
 	struct unit *last = processor->last;
-	const struct unit *from;
+	struct interruption from;
 
 	if (!done) {
 		/* The emulator left the unit on its own account. */
@@ -207,8 +220,10 @@ static void go_on(struct processor *processor, struct unit *unit, bool done)
 		return;
 	}
 	from = origin(processor);
-	if (from)
-		branch(processor, from, unit->begin);
+	if (from.unit)
+		branch(processor, from.unit, unit->begin);
+	else if (from.stopped)
+		after_fault(processor, from.stopped, unit->begin);
 }
 
 static void fetch(struct processor *processor, const struct unit *unit)
@@ -353,19 +368,24 @@ static uint64_t frame_at(struct processor *processor, uint64_t stack_pointer)
 static void interrupted(struct processor *processor, uint64_t frame, uint64_t address, bool done, bool coded)
 {
 	struct unit *last = processor->last;
+	struct interruption from;
 
 	processor->interruptions_seen++;
 	/* Between two repetitions: the emulator goes on with it after the interrupt. */
 	if (done && !coded && last->repeats && address == last_of(last)->address)
 		processor->continued++;
 	if (!done || address == last_of(last)->address) {
-		/* A fault: what was not executed is begun again, without a branch to it. */
-		remember(processor, frame, NULL);
-		if (!cut(last, address))
+		/* A fault: what was not executed is begun again, without a branch to it, or never. */
+		const struct instruction *stopped = cut(last, address);
+
+		remember(processor, (struct interruption){ .frame = frame, .stopped = stopped });
+		if (!stopped)
 			processor->unexplained++;
 		return;
 	}
-	remember(processor, frame, origin(processor));
+	from = origin(processor);
+	from.frame = frame;
+	remember(processor, from);
 }
 
 /* A unit begins that looks like an entry of interrupts or faults. */

@@ -8,8 +8,11 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What the last instruction of a unit is. Numbers below LEAVES are written into files. */
-enum kind { PLAIN, CONDITIONAL, JUMP, INDIRECT_JUMP, CALL, INDIRECT_CALL, RETURN, TRAP, LEAVES };
+/*
+ * What the last instruction of a unit is. Numbers below LEAVES are written into files. FAULT is no instruction: a way
+ * from one that faulted to where execution went on, if that is not the same one.
+ */
+enum kind { PLAIN, CONDITIONAL, JUMP, INDIRECT_JUMP, CALL, INDIRECT_CALL, RETURN, TRAP, FAULT, LEAVES };
 
 /* The opcode behind prefixes. */
 struct opcode {

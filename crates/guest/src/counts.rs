@@ -44,6 +44,8 @@ pub enum EdgeKind {
     Return,
     /// None of these: an instruction that traps.
     Other,
+    /// No branch: an instruction that did not come to its end, since it faulted, and where execution went on.
+    Fault,
 }
 
 /// From a branch to the instruction that was executed next.
@@ -62,9 +64,9 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Whether execution did not go on with the instruction behind the branch.
+    /// Whether it is a branch, and execution did not go on with the instruction behind it.
     pub fn is_taken(&self) -> bool {
-        self.to != self.from.wrapping_add(u64::from(self.size))
+        self.kind != EdgeKind::Fault && self.to != self.from.wrapping_add(u64::from(self.size))
     }
 }
 
@@ -98,7 +100,8 @@ pub struct Counts {
     pub repetitions: u64,
     /// Each instruction of the kernel that was executed, by address.
     pub executed: Vec<Executed>,
-    /// Each way that a branch of the kernel took, by its address and its target.
+    /// Each way that a branch of the kernel took, by its address and its target; and from each instruction
+    /// that a fault ended.
     pub edges: Vec<Edge>,
 }
 
@@ -235,6 +238,7 @@ fn edge_record(bytes: &[u8]) -> Result<Edge> {
         5 => EdgeKind::IndirectCall,
         6 => EdgeKind::Return,
         7 => EdgeKind::Other,
+        8 => EdgeKind::Fault,
         _ => return Err(damaged("a branch is of no known kind")),
     };
     Ok(Edge { from: word(bytes, 0), to: word(bytes, 8), count: word(bytes, 16), size: rest as u32, kind })

@@ -1,58 +1,16 @@
 //! A group that counts, in force in a stock kernel under a load that makes a known number of calls.
 
-#[allow(dead_code, reason = "some of it is for tests of other subjects")]
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use common::{Bench, bench, had};
-use restitch_guest::{FileIn, Guest, Job, Source, build_control_module, take_view};
-use restitch_kernel::Kernel;
-use restitch_kernel_check::ModuleForm;
-use restitch_kernel_group::ModuleFacts;
-use restitch_kernel_position::{Order, Positioned, Positioner, Request, Subject, callees};
+use common::counting::Model;
+use common::{Bench, bench, file, had, program};
+use restitch_guest::{Guest, Job, Source, build_control_module, take_view};
 use restitch_testkit::{scratch, skip_unsupported};
 
 /// The function whose calls are counted, and how many there are.
 const ROOT: &str = "do_sys_poll";
 const CALLS: u64 = 1000;
 const GROUP: &str = "restitch_do_sys_poll";
-
-fn file(guest: &str, source: Source) -> FileIn {
-    FileIn { guest: guest.into(), source, executable: true }
-}
-
-/// A program of `tests/guest` for the guest; none without a compiler.
-fn program(name: &str, folder: &Path) -> Option<FileIn> {
-    let to = folder.join(name);
-    let mut gcc = Command::new(restitch_testkit::find_program("gcc")?);
-    gcc.args(["-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&to);
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let output = gcc.arg(root.join(format!("tests/guest/{name}.c"))).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(file(&format!("/{name}"), Source::Path(to)))
-}
-
-/// The module of the function and of what it calls, with counters.
-fn counting(view: &Path, release: &str, control: &Path) -> Positioned {
-    let kernel = Kernel::read(&restitch_kernel::Source::folder(view)).unwrap();
-    let example = std::fs::read(view.join("lib/modules").join(release).join("virtio_blk.ko")).unwrap();
-    let facts = ModuleFacts::read("virtio_blk.ko", &example).unwrap();
-    let control = ModuleFacts::read("restitch-kernel.ko", &std::fs::read(control).unwrap()).unwrap();
-    let facts = facts.with_versions_of(&control);
-    let subject = Subject::of(&kernel, facts, ModuleForm::read(&example).unwrap()).unwrap();
-    let root = kernel.find(ROOT).unwrap();
-    let request = Request {
-        name: GROUP.into(),
-        roots: vec![root],
-        callees: callees(&kernel, &[root], 1),
-        order: Order::Kept,
-        needs_trace_sites: true,
-        counts: true,
-    };
-    Positioner::new(&subject).unwrap().position(&request).unwrap()
-}
 
 /// The numbers in the lines between two words.
 fn numbers(text: &str, from: &str, to: &str) -> Vec<u64> {
@@ -64,13 +22,13 @@ fn numbers(text: &str, from: &str, to: &str) -> Vec<u64> {
 fn calls_of_a_function_of_a_stock_kernel_are_counted_exactly() {
     let Bench { lab, kernel } = &had!(bench());
     let folder = scratch();
-    let programs = ["loads", "counters"].map(|name| program(name, folder.path()));
+    let programs = ["loads", "counters"].map(|name| program(name, &format!("/{name}"), folder.path()));
     let [Some(loads), Some(counters)] = programs else { skip_unsupported!("gcc is not available") };
     let control = had!(build_control_module(lab, kernel));
     let view = folder.path().join("view");
     let guest = || Guest::new(lab, kernel).append("nokaslr").processors(2);
     take_view(&guest(), kernel, &view).unwrap();
-    let positioned = counting(&view, kernel.release(), &control);
+    let positioned = Model::read(&view, kernel.release(), &control).counting(&[ROOT], 1).remove(0);
     let module = positioned.module.file().to_vec();
     let script = format!(
         "insmod /control.ko && insmod /group.ko || exit 1\nexec 3<>/dev/restitch-kernel\n\

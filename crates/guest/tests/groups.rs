@@ -6,7 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Bench, address_of, bench, had, memory_at};
+use common::{Bench, address_of, bench, file, had, memory_at, program};
 use restitch_guest::{Error, FileIn, Guest, Job, Source, build_control_module, take_view};
 use restitch_testkit::{scratch, skip_unsupported};
 use sha2::{Digest, Sha256};
@@ -17,24 +17,6 @@ const FUNCTIONS: [&str; 4] = ["do_sys_poll", "poll_freewait", "__fdget", "fput"]
 /// How long the group is toggled, with and without tracing, in seconds; holders that are killed.
 const SETTINGS: &str = "SECONDS=5 KILLS=5\n";
 const SCRIPT: &str = include_str!("../../../tests/guest/groups.sh");
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// A program of `tests/guest` for the guest; none without a compiler.
-fn program(name: &str, guest: &str, folder: &Path) -> Option<FileIn> {
-    let to = folder.join(name);
-    let mut gcc = Command::new(restitch_testkit::find_program("gcc")?);
-    gcc.args(["-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&to);
-    let output = gcc.arg(root().join(format!("tests/guest/{name}.c"))).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(file(guest, Source::Path(to)))
-}
-
-fn file(guest: &str, source: Source) -> FileIn {
-    FileIn { guest: guest.into(), source, executable: true }
-}
 
 /// The group's name: that of its function behind the product's.
 const GROUP: &str = "restitch_do_sys_poll";

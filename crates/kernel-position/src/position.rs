@@ -40,16 +40,18 @@ pub struct Positioned {
     pub counting: Option<Counting>,
     /// Where the hot code is, before and after.
     pub hot_code: Vec<Moved>,
+    /// Where the cold code is.
+    pub cold_code: Vec<Moved>,
     /// Whether it is hot by counts; else it is all that the compiler has not parted off.
     pub is_counted: bool,
 }
 
-/// A block of hot code.
+/// A block that was moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moved {
     /// Where it was.
     pub original: SvmaRange,
-    /// Where it is: bytes from the start of the module's hot code.
+    /// Where it is: bytes from the start of the module's hot or cold code.
     pub offset: u64,
     /// Its bytes there.
     pub len: u64,
@@ -157,7 +159,8 @@ impl<'s> Positioner<'s> {
             stays,
             hot_bytes: written.hot_len,
             cold_bytes: written.cold_len,
-            hot_code: hot_code(&written.places, &ranges),
+            hot_code: moved(&written.places, Heat::Hot, &ranges),
+            cold_code: moved(&written.places, Heat::Cold, &ranges),
             is_counted: matches!(ordering, Ordering::Counted(_)),
             counting: counted.map(|counted| counted.counting),
         })
@@ -306,10 +309,10 @@ fn original_ranges(functions: &[Converted]) -> HashMap<Svma, SvmaRange> {
     blocks.map(|block| (block.range.start, block.range)).collect()
 }
 
-/// The hot code, before and after.
-fn hot_code(places: &[PlacedCode], ranges: &HashMap<Svma, SvmaRange>) -> Vec<Moved> {
-    let hot = places.iter().filter(|placed| placed.heat == Heat::Hot);
-    let moved = hot.filter_map(|placed| {
+/// The code of a heat, before and after.
+fn moved(places: &[PlacedCode], heat: Heat, ranges: &HashMap<Svma, SvmaRange>) -> Vec<Moved> {
+    let of_heat = places.iter().filter(|placed| placed.heat == heat);
+    let moved = of_heat.filter_map(|placed| {
         let original = *ranges.get(&placed.original)?;
         Some(Moved { original, offset: placed.offset, len: placed.len })
     });

@@ -185,6 +185,8 @@ fn hot_blocks_stand_in_front_in_chains_and_cold_functions_stay() {
     let bytes = positioned.hot_code.iter().map(|moved| moved.len).sum::<u64>();
     assert_eq!(report.bytes(), (bytes, work.cold_bytes));
     assert!(bytes <= positioned.hot_bytes && work.cold_bytes > 0);
+    let cold = positioned.cold_code.iter().map(|moved| moved.len).sum::<u64>();
+    assert_eq!((positioned.cold_code.len(), cold), (work.cold_blocks, work.cold_bytes));
     let cache = report.cache.expect("there are counts");
     assert_eq!((cache.before.lines(), cache.after.lines()), (1, 1));
     // In the same line of the cache wherever that is: 7 lines on, 7 sets on.

@@ -1,8 +1,13 @@
 //! What tests with guests share.
+#![allow(dead_code, reason = "some of it is for tests of other subjects")]
 
-use std::path::Path;
+pub(crate) mod counting;
+pub(crate) mod truth;
 
-use restitch_guest::{Error, Kernel, Lab};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use restitch_guest::{Error, FileIn, Kernel, Lab, Source};
 
 /// The kernel of these tests, unless `RESTITCH_GUEST_KERNEL` names another line: `bench/verify/guests.py`
 /// takes all in turn.
@@ -31,6 +36,26 @@ pub(crate) fn bench() -> Result<Bench, Error> {
     let lab = Lab::open()?;
     let kernel = lab.kernel(&line())?;
     Ok(Bench { lab, kernel })
+}
+
+/// The project's folder.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A file for the guest, at this path there.
+pub(crate) fn file(guest: &str, source: Source) -> FileIn {
+    FileIn { guest: guest.into(), source, executable: true }
+}
+
+/// A program of `tests/guest` for the guest, at this path there; none without a compiler.
+pub(crate) fn program(name: &str, guest: &str, folder: &Path) -> Option<FileIn> {
+    let to = folder.join(name);
+    let mut gcc = Command::new(restitch_testkit::find_program("gcc")?);
+    gcc.args(["-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&to);
+    let output = gcc.arg(root().join(format!("tests/guest/{name}.c"))).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(file(guest, Source::Path(to)))
 }
 
 /// The address of a symbol in a view.
