@@ -2,9 +2,9 @@
 //! behind its end.
 //!
 //! **Gaps between functions** that consist of `nop` and `int3` alone, lie between the ranges of two unwind
-//! entries, are in no symbol, and follow an instruction behind which control does not go on. (Zeros do not
-//! count: they may be data. Compilers align functions to 16 bytes, which leaves too little; hand-written code
-//! in C libraries is aligned to 64.)
+//! entries, are in no symbol and not made to be patched (`-fpatchable-function-entry`), and follow an
+//! instruction behind which control does not go on. (Zeros do not count: they may be data. Compilers align
+//! functions to 16 bytes, which leaves too little; hand-written code in C libraries is aligned to 64.)
 //!
 //! **What else is in the pages of code.** Pages are mapped whole, and linkers (LLVM's) put parts of different
 //! kinds next to each other in the file: so the first and the last page of code hold bytes that no address
@@ -45,6 +45,7 @@ pub(crate) fn gaps(module: &Module) -> Vec<(Avma, Vec<u8>)> {
         let wide = (STUB_SPACE as i64..PAGE as i64).contains(&len) && is_code;
         let bytes = image.read(function.end, len as usize).filter(|bytes| wide && is_filler(bytes))?;
         let named = (0..len as u64).any(|i| image.symbol_containing(function.end + i).is_some());
+        let named = named || image.has_patch_point(SvmaRange::between(function.end, next));
         (!named && does_not_go_on(module, function)).then(|| (function.end, bytes.to_vec()))
     };
     pairs.filter_map(gap).map(|(at, bytes)| (module.bias.to_actual(at), bytes)).collect()

@@ -57,6 +57,7 @@ pub mod testing;
 mod threads;
 mod vdso;
 mod vtable_slots;
+mod writable_code;
 
 pub use address_translation::VersionMaps;
 pub use attached_process::{AttachedProcess, Reservation};

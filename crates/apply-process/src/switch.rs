@@ -243,10 +243,10 @@ fn stop_at_boundaries(pid: i32, leaving: &[InstalledVersion]) -> Result<Stopped,
 
 /// Compares the code that was put in place. The process runs: what it has unmapped meanwhile does not count,
 /// whatever is there by now.
-fn read_back(target: &Target, mut pages: Vec<Page>) -> Result<(), ProcessError> {
+fn read_back(target: &Target, mut pages: Vec<Page>, sites: &Sites) -> Result<(), ProcessError> {
     let compare = |pages: &[Page]| {
         let memory = Memory::open_read_only(target.pid())?;
-        verify(&memory, pages)
+        verify(&memory, pages, sites)
     };
     // What is left out was unmapped, or mapped anew, since; the rest has to be right.
     while let Err(error) = compare(&pages) {
@@ -397,7 +397,7 @@ impl Stop<'_> {
             stopped.resume();
             pages.retain(|(at, _)| changed.iter().all(|c| c.0 != *at));
         }
-        read_back(self.target, pages)
+        read_back(self.target, pages, self.sites)
     }
 
     /// The replacements whose mappings are still as planned on.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{PATIENCE, Restitch, Target, code, finish, stoppable};
+use common::{PATIENCE, Restitch, Target, code, expect_message, finish, stoppable};
 use restitch_report::RunResult;
 use restitch_testkit::{SUCCESS, compile, program, run, scratch};
 use std::path::{Path, PathBuf};
@@ -32,12 +32,17 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/tagged.c", &["-O1", "-s"]),
     ("odd/unrolled.c", &["-O2"]),
     ("odd/unrolled.c", &["-O2", "-fno-pie", "-no-pie", "-s"]),
+    ("odd/patched.c", &["-O2", "-fcf-protection=none"]),
+    ("odd/patched.c", &["-O1", "-fcf-protection=none", "-DABSOLUTE", "-s"]),
+    ("odd/patched.c", &["-O2", "-fcf-protection=none", "-no-pie", "-s"]),
 ];
 
 /// Why code stays, in the words of `analyze`.
 const DATA: &str = "there may be data in it";
 const OVERLAPS: &str = "overlaps another function's";
 const COMPUTED: &str = "a jump goes to places in it that are computed";
+const PATCHED: &str = "made to be changed while the program runs";
+const WRITABLE: &str = "its code is writable";
 
 fn compiled(source: &str, flags: &[&str]) -> Option<PathBuf> {
     match compile(&program(source), flags) {
@@ -121,10 +126,65 @@ fn what_stays_has_a_reason() {
             "odd/constants.c" | "odd/table.c" | "odd/unknown.c" => &[DATA],
             "odd/entries.c" => &[OVERLAPS],
             "odd/unrolled.c" => &[COMPUTED],
+            "odd/patched.c" => &[PATCHED],
             _ => &[],
         };
-        for reason in [DATA, OVERLAPS, COMPUTED] {
+        for reason in [DATA, OVERLAPS, COMPUTED, PATCHED] {
             assert_eq!(told.contains(reason), expected.contains(&reason), "{source} {flags:?}: {told}");
         }
     }
+}
+
+/// Makes all code of a file writable, as `-z rwx` does in linkers that have it.
+fn with_writable_code(file: &Path, to: &Path) {
+    let mut bytes = std::fs::read(file).expect("readable");
+    let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+    let (headers, count) = (word(&bytes, 32) as usize, usize::from(bytes[56]));
+    for header in (0..count).map(|i| headers + 56 * i) {
+        // PT_LOAD with PF_X gets PF_W.
+        if word(&bytes, header) == 1 && word(&bytes, header + 4) & 1 != 0 {
+            bytes[header + 4] |= 2;
+        }
+    }
+    restitch_testkit::copy_program(file, to).expect("writable");
+    std::fs::write(to, bytes).expect("writable");
+}
+
+#[test]
+fn files_whose_code_is_writable_stay_as_they_are() {
+    let Some(closed) = stoppable("odd/rewritten.c", &["-O2"]) else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let path = |name: &str| folder.path().join(name);
+    with_writable_code(&closed, &path("open"));
+    assert!(analyzed(&path("open")).contains(WRITABLE));
+    let recorded =
+        finish(restitch.command(&["record", "-o"]).arg(path("profile")).arg("--").arg(path("open")));
+    recorded.expect(SUCCESS);
+    let mut optimize = restitch.command(&["optimize"]);
+    optimize.arg(path("open")).arg("--profile").arg(path("profile")).arg("-o").arg(path("out"));
+    let mut instrument = restitch.command(&["instrument"]);
+    instrument.arg(path("open")).arg("-o").arg(path("out")).arg("--counts").arg(path("counts"));
+    for command in [&mut optimize, &mut instrument] {
+        expect_message(&finish(command), code::REFUSED, &[WRITABLE, "omagic"]);
+        assert!(!path("out").exists());
+    }
+    let mut target = Target::start(&path("open"));
+    // It may be that the C library is worth it.
+    let attached = restitch.attach(target.pid(), &["--json", "-"]);
+    assert!((attached.stdout + &attached.stderr).contains(WRITABLE), "{}", attached.status);
+    target.assert_computing("beside restitch");
+    target.stop();
+}
+
+#[test]
+fn code_that_a_process_has_made_writable_stays() {
+    let Some(original) = stoppable("odd/rewritten.c", &["-O2"]) else { return };
+    let (restitch, mut target) = (Restitch::new(), Target::start_with(&original, &["--open", "1"]));
+    let attached = restitch.attach(target.pid(), &["--keep-in-place", "off", "--json", "-"]);
+    target.assert_running(&attached.stderr);
+    attached.expect(code::DONE);
+    assert!(attached.stdout.contains(WRITABLE), "{}", attached.stdout);
+    target.assert_computing("in the new layout");
+    target.assert_goes_back(&restitch);
+    target.stop();
 }

@@ -19,6 +19,7 @@ mod error;
 mod header;
 mod names;
 mod note;
+mod patch_points;
 mod plt;
 mod probe;
 pub mod raw;
@@ -80,6 +81,7 @@ pub struct Image {
     dynamic_names: Vec<(Arc<str>, bool)>,
     plt_slots: Vec<PltSlot>,
     static_probes: Vec<StaticProbe>,
+    patch_points: Vec<Svma>,
     build_id: Option<BuildId>,
     identity: OnceLock<BuildId>,
     run_time: OnceLock<Option<RunTime>>,
@@ -119,6 +121,7 @@ impl Image {
                 .collect(),
             build_id: note::build_id(&data, &headers, &sections),
             static_probes: probe::static_probes(&data, &sections),
+            patch_points: patch_points::patch_points(view, &sections, &relocations),
             identity: OnceLock::new(),
             run_time: OnceLock::new(),
             eh_frame: unwind::eh_frame(view, &sections, eh_frame_hdr),
@@ -345,6 +348,22 @@ impl Image {
     /// The static probes in `range`, which must not wrap.
     pub fn static_probes_in(&self, range: SvmaRange) -> &[StaticProbe] {
         probe::within(&self.static_probes, range)
+    }
+
+    /// Places in code that are made to be written to while the program runs (XRay's sleds,
+    /// `-fpatchable-function-entry` and the like), sorted; none in a file without section headers. Those in
+    /// front of a function belong to it.
+    pub fn patch_points(&self) -> &[Svma] {
+        &self.patch_points
+    }
+    /// Whether there is such a place in `range`.
+    pub fn has_patch_point(&self, range: SvmaRange) -> bool {
+        let from = self.patch_points.partition_point(|at| *at < range.start);
+        self.patch_points.get(from).is_some_and(|at| range.contains(*at))
+    }
+    /// Whether the program may write to all of its code, as it is loaded.
+    pub fn is_code_writable(&self) -> bool {
+        !self.executable.is_empty() && self.executable.iter().all(|code| self.is_writable(code.start))
     }
 
     /// The GNU build id.

@@ -38,8 +38,9 @@ pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, Why> {
 }
 
 impl Analyzed {
-    /// Leaves functions that hold a byte of `changed` where they are, or jump by a table that does.
-    pub fn leave(&mut self, changed: &[SvmaRange]) {
+    /// Leaves functions that hold a byte of `changed`, which is not the file's, where they are, or jump by a
+    /// table that does.
+    pub fn leave_changed(&mut self, changed: &[SvmaRange]) {
         let tables = self.program.tables.iter();
         let tables = tables.filter(|t| changed.iter().any(|c| c.overlaps(&t.range())));
         let jumps: Vec<Svma> = tables.map(|t| t.jump_at).collect();
@@ -47,10 +48,20 @@ impl Analyzed {
         for f in functions.iter_mut().filter(|f| jumps.iter().any(|at| f.range.contains(*at))) {
             f.movability = Movability::ChangedInMemory;
         }
-        for range in changed {
+        self.leave(changed, Movability::ChangedInMemory);
+    }
+
+    /// Leaves functions that hold a byte of `code`, which the process may write to, where they are.
+    pub fn leave_writable(&mut self, code: &[SvmaRange]) {
+        self.leave(code, Movability::WritableCode);
+    }
+
+    fn leave(&mut self, ranges: &[SvmaRange], why: Movability) {
+        let functions = &mut self.program.functions;
+        for range in ranges {
             let first = functions.partition_point(|f| f.range.end <= range.start);
             for f in functions[first..].iter_mut().take_while(|f| f.range.start < range.end) {
-                f.movability = Movability::ChangedInMemory;
+                f.movability = why;
             }
         }
     }
@@ -105,6 +116,10 @@ pub fn words(why: Movability) -> &'static str {
         Movability::UnwinderLookup => "unwinders look moved code up through it",
         Movability::Linkage => "procedure linkage stubs",
         Movability::WrittenByLoader => "the loader writes addresses into its code (text relocations)",
+        Movability::PatchPoint => {
+            "it is made to be changed while the program runs (XRay, -fpatchable-function-entry and the like)"
+        }
+        Movability::WritableCode => "its code is writable, so the program may change it while it runs",
         Movability::ChangedInMemory => {
             "its code or jump tables in memory are not the file's (a breakpoint or a hook of another tool)"
         }
@@ -140,11 +155,11 @@ mod tests {
         let before: Vec<Movability> = analyzed.program.functions.iter().map(|f| f.movability).collect();
         assert!(ranges.len() >= 3);
         // The last byte of the first function to the first of the third, and a place between functions.
-        analyzed.leave(&[SvmaRange::between(ranges[0].end - 1, ranges[2].start + 1)]);
-        analyzed.leave(&[SvmaRange::new(ranges[ranges.len() - 1].end + 64, 1)]);
+        analyzed.leave_changed(&[SvmaRange::between(ranges[0].end - 1, ranges[2].start + 1)]);
+        analyzed.leave_changed(&[SvmaRange::new(ranges[ranges.len() - 1].end + 64, 1)]);
         let table = analyzed.program.tables.last().expect("it has a table").clone();
         let mut other = analyze_image(analyzed.image.clone()).unwrap();
-        other.leave(&[SvmaRange::new(table.range().end - 1, 1)]);
+        other.leave_changed(&[SvmaRange::new(table.range().end - 1, 1)]);
         let jumping = other.program.functions.iter().filter(|f| f.movability == Movability::ChangedInMemory);
         assert!(jumping.map(|f| f.range.contains(table.jump_at)).eq([true]), "the function that jumps by it");
         let after: Vec<Movability> = analyzed.program.functions.iter().map(|f| f.movability).collect();

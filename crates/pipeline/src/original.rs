@@ -18,16 +18,26 @@ pub fn load_original(path: &Path) -> Result<Analyzed, PipelineError> {
 /// As [`load_original`], of a file of which a changed copy is to be written.
 ///
 /// # Errors
-/// [`PipelineError::RefusedFile`], too, if a changed copy would not be the same program, or its run time
-/// would not know the copy's code.
+/// [`PipelineError::RefusedFile`], too, if a changed copy would not be the same program, as of one
+/// whose code is writable, or its run time would not know the copy's code.
 pub fn load_changeable(path: &Path) -> Result<Analyzed, PipelineError> {
     let image = image_of(path)?;
     refuse_file(path, &image)?;
+    refuse_writable(path, &image)?;
     // Of an output of restitch, too: the original that it holds would come without them.
     match restitch_apply_elf::appended(&image) {
         Some(appended) => Err(PipelineError::of_elf(path, ElfError::Appended(appended))),
         None => analyzed(path, image),
     }
+}
+
+/// Refuses a file all of whose code stays, as the program may write to it.
+fn refuse_writable(path: &Path, image: &Image) -> Result<(), PipelineError> {
+    if !image.is_code_writable() {
+        return Ok(());
+    }
+    let why = "its code is writable (a segment with the flags W and E), so the program may change it while it runs; no copy of it was made. Linked without -N (--omagic) and -z rwx it can be moved, if it does not write to its code";
+    Err(PipelineError::RefusedFile { path: path.into(), why: why.into() })
 }
 
 /// The image in a file, which is not analysed.

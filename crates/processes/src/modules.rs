@@ -6,10 +6,10 @@ use crate::refusal::left_alone;
 use crate::sampling::IpSamples;
 use restitch_apply::Why;
 use restitch_apply_process::Module;
-use restitch_pipeline::analysis::{Analyzed, analyze_image};
+use restitch_pipeline::analysis::{Analyzed, analyze_image, words};
 use restitch_pipeline::parallel;
 use restitch_pipeline::selection::{Weights, select, weigh};
-use restitch_program::Program;
+use restitch_program::{Movability, Program};
 use restitch_report as report;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -84,14 +84,10 @@ pub fn choose(set: &ProcessSet, samples: &IpSamples, ready: &mut Analyses) -> Re
         }
         match ready.remove(&index).unwrap_or_else(|| analyze_image(module.image.clone())) {
             Ok(mut analyzed) => {
-                analyzed.leave(&set.foreign_code(index)?);
+                leave_changing(set, index, &mut analyzed)?;
                 let weights = weigh(&analyzed.program, addresses);
                 if !is_worth_counting(&analyzed.program, &weights) {
-                    left.push((
-                        module.path.clone(),
-                        n,
-                        "its samples lie in code that cannot be moved".into(),
-                    ));
+                    left.push((module.path.clone(), n, why_it_stays(&analyzed.program, &weights)));
                     continue;
                 }
                 chosen.push(Chosen { index, path: module.path.clone(), analyzed, weights, samples: n });
@@ -132,6 +128,17 @@ pub fn others(set: &ProcessSet, samples: &IpSamples) -> report::OtherModules {
     }
 }
 
+/// Leaves code of module number `index` in place that is not the file's in one of the processes, or that one
+/// of them may write to.
+///
+/// # Errors
+/// If the leader cannot be read.
+pub fn leave_changing(set: &ProcessSet, index: usize, analyzed: &mut Analyzed) -> Result<(), SessionError> {
+    analyzed.leave_writable(&set.writable_code(index)?);
+    analyzed.leave_changed(&set.foreign_code(index)?);
+    Ok(())
+}
+
 /// Analyses these modules, on all processors.
 pub fn analyze(set: &ProcessSet, modules: Vec<usize>) -> Analyses {
     let modules_of = &set.leader.target().modules;
@@ -142,6 +149,22 @@ pub fn analyze(set: &ProcessSet, modules: Vec<usize>) -> Analyses {
 /// Whether a counting version of the sampled functions and those around them would hold anything.
 fn is_worth_counting(program: &Program, weights: &Weights) -> bool {
     select(program, weights).into_iter().any(|f| program.blocks_of(f).any(|b| program.is_movable(b)))
+}
+
+/// Why there is nothing to do in a module with samples, with the reason that most of them have, in words that
+/// follow its name.
+fn why_it_stays(program: &Program, weights: &Weights) -> String {
+    let mut reasons: BTreeMap<Movability, u64> = BTreeMap::new();
+    for (function, weight) in program.functions.iter().zip(&weights.functions) {
+        *reasons.entry(function.movability).or_default() += weight;
+    }
+    let most = reasons.into_iter().max_by_key(|(_, weight)| *weight).filter(|(_, weight)| *weight > 0);
+    match most {
+        Some((why, _)) if why != Movability::Movable => {
+            format!("its samples lie in code that cannot be moved: {}", words(why))
+        }
+        _ => "its samples lie in code that cannot be moved".into(),
+    }
 }
 
 /// The loader runs before and beneath everything else, `_dl_find_object` included.

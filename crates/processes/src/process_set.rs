@@ -352,6 +352,18 @@ impl ProcessSet {
         Ok(found)
     }
 
+    /// Code of the leader's module number `module` that one of the processes may write to.
+    pub fn writable_code(&self, module: usize) -> Result<Vec<SvmaRange>, SessionError> {
+        let mut found = self.leader.writable_code(module)?;
+        let path = &self.leader.target().modules[module].path;
+        for live in &self.others {
+            // One that has ended does not count.
+            let theirs = live.target().modules.iter().position(|m| m.path == *path);
+            found.extend(theirs.and_then(|i| live.writable_code(i).ok()).unwrap_or_default());
+        }
+        Ok(found)
+    }
+
     /// The slots of the leader's module number `module` that are bound for good, and to the same place in all
     /// processes of the set.
     pub fn bound_slots(&self, module: usize) -> Result<Vec<BoundSlot>, SessionError> {

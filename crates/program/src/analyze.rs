@@ -1,6 +1,7 @@
 //! The analysis: one function that reads as the list of its phases.
 
 use crate::address_set::{AddressSet, Ranked};
+use crate::changing;
 use crate::doubt::{self, Doubt};
 use crate::edges::build_edges_with;
 use crate::known_labels::known_labels;
@@ -153,6 +154,12 @@ fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, doubt: &Doubt) 
         if image.is_relocated(span.range) {
             *why = Movability::WrittenByLoader;
         }
+    }
+    for span in changing::with_patch_points(image, sweep) {
+        leave(&mut out[span], Movability::PatchPoint);
+    }
+    for span in changing::writable(image, sweep) {
+        leave(&mut out[span], Movability::WritableCode);
     }
     out
 }

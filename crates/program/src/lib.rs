@@ -16,6 +16,7 @@
 
 mod address_set;
 mod analyze;
+mod changing;
 mod doubt;
 mod edges;
 mod fit;

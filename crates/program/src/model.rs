@@ -78,6 +78,11 @@ pub enum Movability {
     Linkage,
     /// The loader writes into its bytes (text relocations): the file's are not those that run.
     WrittenByLoader,
+    /// Its compiler has noted a place in it that is made to be written to while the program runs
+    /// ([`Image::patch_points`](restitch_image::Image::patch_points)): a copy would not be changed.
+    PatchPoint,
+    /// Its bytes are writable, so the program may change them: a copy would not be changed.
+    WritableCode,
     /// Its bytes in the process differ from the file (breakpoints, hooks): a copy would lose that.
     ChangedInMemory,
     /// It calls code that changes its return address, or reads what stands behind the call, which may be no

@@ -42,7 +42,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 16] = [
+const MOVABILITY: [(Movability, &str); 18] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -51,6 +51,8 @@ const MOVABILITY: [(Movability, &str); 16] = [
     (Movability::UnwinderLookup, "unwinder-lookup"),
     (Movability::Linkage, "linkage"),
     (Movability::WrittenByLoader, "written-by-loader"),
+    (Movability::PatchPoint, "patch-point"),
+    (Movability::WritableCode, "writable-code"),
     (Movability::ChangedInMemory, "changed-in-memory"),
     (Movability::ReturnsElsewhere, "returns-elsewhere"),
     (Movability::Overlapping, "overlapping"),

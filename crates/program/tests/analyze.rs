@@ -327,6 +327,20 @@ fn unwind_entries_that_overlap_are_one_function_that_stays() {
 }
 
 #[test]
+fn functions_that_tables_of_places_to_patch_name_stay() {
+    let patched = ["with_sled", "with_nop", "at_start", "in_front"];
+    for flags in [&["-O2"][..], &["-O1", "-DABSOLUTE"], &["-O2", "-DABSOLUTE", "-fno-pie", "-no-pie"]] {
+        let Some((image, functions)) = odd("patched.c", flags) else { return };
+        assert_eq!(image.patch_points().len(), patched.len(), "{flags:?}");
+        for (name, movability) in functions {
+            let stays = patched.contains(&&*name);
+            let expected = if stays { Movability::PatchPoint } else { Movability::Movable };
+            assert_eq!(movability, expected, "{flags:?}: {name}");
+        }
+    }
+}
+
+#[test]
 fn the_large_code_models_addresses_are_no_data() {
     let flags = &["-O2", "-mcmodel=large", "-fPIE", "-pie"];
     let Some((_, functions)) = odd("computed.c", flags) else { return };

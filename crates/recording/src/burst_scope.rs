@@ -16,7 +16,7 @@ use restitch_image::Image;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use restitch_pipeline::selection::{Weights, select, select_within};
 use restitch_processes::SessionError;
-use restitch_processes::modules::{Analyses, Chosen, is_runtime_loader};
+use restitch_processes::modules::{Analyses, Chosen, is_runtime_loader, leave_changing};
 use restitch_processes::process_set::ProcessSet;
 use restitch_procfs::system::available_memory;
 use restitch_procfs::{MappedFile, MapsFile, threads};
@@ -91,8 +91,9 @@ impl BurstScope {
                     continue;
                 };
                 // It may have come in place of the one that was analysed.
-                let Ok(foreign) = set.foreign_code(module.index) else { continue };
-                module.analyzed.leave(&foreign);
+                if leave_changing(set, module.index, &mut module.analyzed).is_err() {
+                    continue;
+                }
                 guards.insert(module.index, guard);
             }
         }
@@ -278,7 +279,7 @@ impl BurstScope {
             let Some(guard) = guard else { return Ok(None) };
             self.guards.insert(index, guard);
         }
-        analyzed.leave(&set.foreign_code(index)?);
+        leave_changing(set, index, &mut analyzed)?;
         let program = &analyzed.program;
         let weights =
             Weights { functions: vec![0; program.functions.len()], blocks: vec![0; program.blocks.len()] };

@@ -10,7 +10,7 @@ use restitch_pipeline::analysis::analyze_image;
 use restitch_pipeline::parallel;
 use restitch_pipeline::selection::weigh;
 use restitch_processes::SessionError;
-use restitch_processes::modules::{Chosen, may_be_changed};
+use restitch_processes::modules::{Chosen, leave_changing, may_be_changed};
 use restitch_processes::process_set::ProcessSet;
 use restitch_profile::{MergeWeights, ModuleProfile, Profile, ProfileFile, merge_profiles};
 use std::collections::BTreeMap;
@@ -83,7 +83,7 @@ pub(crate) fn analyzed(set: &ProcessSet, indices: Vec<usize>) -> Result<Vec<Chos
     let mut out = Vec::new();
     for (index, analyzed) in analyses {
         let Ok(mut analyzed) = analyzed else { continue };
-        analyzed.leave(&set.foreign_code(index)?);
+        leave_changing(set, index, &mut analyzed)?;
         let weights = weigh(&analyzed.program, &BTreeMap::new());
         out.push(Chosen { index, path: modules[index].path.clone(), analyzed, weights, samples: 0 });
     }

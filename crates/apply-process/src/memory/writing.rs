@@ -221,14 +221,22 @@ fn is_written(found: &[u8], written: &[u8]) -> bool {
     found.len() == written.len() && found.iter().zip(written).all(same)
 }
 
-/// Reads back what was written.
-pub(crate) fn verify(memory: &impl CodeMemory, pages: &[Page]) -> Result<(), ProcessError> {
+/// Reads back what was written, at `sites`: what else is in these pages is the program's, which runs and may
+/// change it.
+pub(crate) fn verify(memory: &impl CodeMemory, pages: &[Page], sites: &Sites) -> Result<(), ProcessError> {
+    let at_sites = |found: &[u8], (page, bytes): &Page| {
+        found.len() == bytes.len()
+            && sites.of_page(*page).iter().all(|(at, _)| {
+                let from = at.offset_from(*page) as usize;
+                is_written(&found[from..from + LEN], &bytes[from..from + LEN])
+            })
+    };
     let requests: Vec<_> = pages.iter().map(|(at, bytes)| (*at, bytes.len())).collect();
     let found = memory.read_many(&requests);
     let wrong: Vec<Avma> = found
         .into_iter()
         .zip(pages)
-        .filter(|(found, (_, bytes))| !found.as_deref().is_some_and(|found| is_written(found, bytes)))
+        .filter(|(found, page)| !found.as_deref().is_some_and(|found| at_sites(found, page)))
         .map(|(_, (at, _))| *at)
         .collect();
     match wrong.first() {
@@ -243,8 +251,30 @@ mod tests {
     use crate::entry_patch::jump;
     use crate::state::journal::{JournalPatch, JournalVersion, VersionKind};
     use restitch_procfs::ProcessId;
+    use restitch_tracee::Memory;
 
     const NOPS: Patch = Patch::new([0x90; LEN]);
+
+    #[test]
+    fn only_the_places_have_to_read_back() {
+        let mut there = vec![0x90; 2 * PAGE as usize];
+        let pid = std::process::id() as i32;
+        let page = Avma::new(there.as_ptr() as u64).align_up(PAGE);
+        let first = page.offset_from(Avma::new(there.as_ptr() as u64)) as usize;
+        let site = Site { original: NOPS, now: Patch::new([0xe9, 1, 2, 3, 4]) };
+        let sites = Sites(vec![(page + 64, site)]);
+        let mut written = vec![0x90; PAGE as usize];
+        written[64..64 + LEN].copy_from_slice(site.now.bytes());
+        let pages = [(page, written)];
+        there[first + 64..][..LEN].copy_from_slice(site.now.bytes());
+        let read_back = || verify(&Memory::open_read_only(pid).expect("our own"), &pages, &sites);
+        assert!(read_back().is_ok());
+        // The program changes its own code beside it.
+        there[first + 200] = 0xc3;
+        assert!(read_back().is_ok());
+        there[first + 66] = 0xc3;
+        assert!(matches!(read_back(), Err(ProcessError::NotVerified { count: 1, .. })));
+    }
 
     fn journal(patches: &[u64]) -> Journal {
         let mut journal = Journal::new(ProcessId { pid: 1, start_time: 1 });
