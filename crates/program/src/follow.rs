@@ -75,14 +75,16 @@ pub fn follow_address(
         uses.jumped.extend(goes_to_moved(&insn, &registers).map(|to| (at, to)));
         step(decode, &insn, &mut registers, &mut uses);
         match insn.insn.flow {
-            Flow::Next | Flow::Call(_) | Flow::IndirectCall => open.push((insn.insn.end(), registers)),
+            Flow::Next | Flow::Stop | Flow::Call(_) | Flow::IndirectCall => {
+                open.push((insn.insn.end(), registers));
+            }
             Flow::Jump(to) => open.push((to, registers)),
             Flow::Conditional(_, to) | Flow::ShortConditional(to) => {
                 open.extend([(to, registers), (insn.insn.end(), registers)]);
             }
             // A tail call, unless a register that belongs to the caller holds it.
             Flow::IndirectJump => uses.lost |= mask(&registers) & !LOST_BY_CALLS != 0,
-            Flow::Return | Flow::Stop | Flow::Unsupported => {}
+            Flow::Return | Flow::Unsupported => {}
         }
     }
     uses.accessed.sort_unstable();
