@@ -1,27 +1,21 @@
 //! The command line, as the user types it.
 
+use crate::attach_args::Attach;
 use crate::kernel::KernelCommand;
 use crate::layout_names::LayoutNames;
 use crate::seconds::seconds;
 use crate::switch::Switch;
 use crate::version_args::{LAYOUT, VersionArgs};
-use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use restitch_lab::Machine;
 use restitch_report::paragraph;
-use restitch_session::{ExitCode, LayoutChoice, RetargetedSlots};
+use restitch_session::{ExitCode, LayoutChoice};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// What the exit code means where another command has run.
 pub const STAND_IN: &str = "`run`, `batch`, `record -- COMMAND`, `kernel run` and `kernel find -- COMMAND` end with the exit code of COMMAND once it has run (128 + n: signal n ended it).";
-
-/// Heading of the options that say where the profile comes from.
-const PROFILE: &str = "Profile options";
-/// Heading of the options of the measurement afterwards.
-const VERDICT: &str = "Verdict options";
-/// Heading of the options that say where the result is written.
-const RESULT: &str = "Result options";
 
 /// The list of exit codes below the help.
 fn exit_codes() -> String {
@@ -265,101 +259,6 @@ pub struct Optimize {
     /// Write the result as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-}
-
-/// Options of `attach` and `run`. (The group has a name of its own: the default would be that of the
-/// variant.)
-#[derive(Debug, ClapArgs)]
-#[group(id = "attach_options")]
-pub struct Attach {
-    /// Optimize once and leave. This is the default.
-    #[arg(long)]
-    pub once: bool,
-    /// Stay, and optimize again when the work of the process changes, for all kinds of work seen so far. Ends
-    /// with the process, when `restitch revert` or another attach changes it, or on SIGINT or SIGTERM (the
-    /// layout stays).
-    #[arg(long, conflicts_with_all = ["once", "dry_run"])]
-    pub continuous: bool,
-    /// With --continuous: least seconds between two optimizations.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds, requires = "continuous")]
-    pub rest: f64,
-    /// With --continuous: samples per second and running thread between optimizations. 400 are compared with
-    /// the work seen so far.
-    #[arg(long, value_name = "NUMBER", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=4000), requires = "continuous")]
-    pub watch_rate: u64,
-    /// Use this profile in place of profiling now: one of `restitch record` on any machine, or of a format
-    /// that `restitch profile formats` lists as read. The process is stopped once. Modules of other builds
-    /// than the profile's stay as they are.
-    #[arg(long, help_heading = PROFILE, value_name = "FILE", conflicts_with_all = ["continuous", "source", "overhead", "duration"])]
-    pub profile: Option<PathBuf>,
-    /// Where the profile comes from: count (a counting version), trace or burst (branch records by software),
-    /// lbr (branch records of the hardware), ip (samples of instructions alone: the process is stopped once,
-    /// and gains least); auto counts.
-    #[arg(long, help_heading = PROFILE, value_name = "SOURCE", default_value = "auto")]
-    pub source: restitch_session::Source,
-    /// With any source but count: the share of the program's running time that it may cost, in percent.
-    #[arg(long, help_heading = PROFILE, value_name = "PERCENT", default_value = "5%", value_parser = crate::sources::percent)]
-    pub overhead: f64,
-    /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the
-    /// profile has settled, after 6 seconds at most.
-    #[arg(long, help_heading = PROFILE, value_name = "SECONDS", value_parser = seconds)]
-    pub duration: Option<f64>,
-    /// Seconds of measuring after the change, for the verdict; with --profile also before it.
-    #[arg(long, help_heading = VERDICT, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
-    pub measure: f64,
-    /// Write the result as JSON, as docs/json.md describes it ("-" for standard output).
-    #[arg(long, help_heading = RESULT, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Write the result as an HTML page.
-    #[arg(long, help_heading = RESULT, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Only say what would be done and what stays in place, and why. The process is sampled, not changed.
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Also optimize all processes of the same user that run the same program; those forked later start in
-    /// the new layout. Where only children of PID work, after executing themselves anew, these.
-    #[arg(long)]
-    pub tree: bool,
-    /// Undo the new layout (exit code 8) if it was measured to be slower, or could not be measured. One that
-    /// makes no difference stays. Without hardware counters this needs --metric.
-    #[arg(long, help_heading = VERDICT)]
-    pub revert_if_slower: bool,
-    /// A shell command that prints a growing number, the work done so far (requests, transactions). The
-    /// verdict is then about the cost of a unit of work, and the rate where the cost shows no difference. It
-    /// is run once before anything else.
-    #[arg(long, help_heading = VERDICT, value_name = "COMMAND")]
-    pub metric: Option<String>,
-    #[command(flatten)]
-    pub version: VersionArgs,
-    /// Let calls from other modules (linkage), and virtual calls too (on), go straight to the new code,
-    /// through pointers in memory that is read-only by now.
-    #[arg(long, help_heading = LAYOUT, value_name = "WHICH", default_value = "off")]
-    pub slots: SlotChoice,
-    /// With --promote-calls: a profile that knows the targets of indirect calls (as of
-    /// `restitch record --source trace`), in place of counting them.
-    #[arg(long, help_heading = PROFILE, value_name = "FILE")]
-    pub call_targets: Option<PathBuf>,
-}
-
-/// Which slots lead into the new layout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SlotChoice {
-    /// Those of linkage tables: calls from other modules.
-    Linkage,
-    /// Those of v-tables, too: virtual calls.
-    On,
-    /// None.
-    Off,
-}
-
-impl From<SlotChoice> for RetargetedSlots {
-    fn from(slots: SlotChoice) -> Self {
-        match slots {
-            SlotChoice::Linkage => Self::Linkage,
-            SlotChoice::On => Self::All,
-            SlotChoice::Off => Self::None,
-        }
-    }
 }
 
 /// Options of `lab`.

@@ -1,6 +1,7 @@
 //! One function a command: from arguments to a session and from its result to text.
 
-use crate::args::{Args, Attach, Command, Instrument, Optimize, Record};
+use crate::args::{Args, Command, Instrument, Optimize, Record};
+use crate::attach_args::Attach;
 use crate::batch::{batch_command, cache_command};
 use crate::child::{child, exit_status};
 use crate::demo;
@@ -12,10 +13,10 @@ use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_report::{RunResult, Target, bytes, count, counted, paragraph};
 use restitch_session::{
-    AskedToEnd, AttachOptions, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, Metric, NotStarted,
-    OptimizeOptions, OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject,
-    analyze_file, attach, begin_start, continuous, doctor, instrument, kept_for_cores, optimize,
-    or_interrupted, record, revert, sees_roots, shows_own_namespace, status,
+    AskedToEnd, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, NotStarted, OptimizeOptions,
+    OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject, analyze_file, attach,
+    begin_start, continuous, doctor, instrument, kept_for_cores, optimize, or_interrupted, record, revert,
+    sees_roots, shows_own_namespace, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -66,24 +67,6 @@ fn run_command_line(args: Args) -> Result<i32, SessionError> {
     }
 }
 
-fn options_of(pid: i32, options: &Attach) -> AttachOptions {
-    AttachOptions {
-        pid,
-        tree: options.tree,
-        profile: options.profile.clone(),
-        source: options.source,
-        overhead: options.overhead,
-        duration: options.duration.map(Duration::from_secs_f64),
-        dry_run: options.dry_run,
-        revert_if_slower: options.revert_if_slower,
-        metric: options.metric.clone().map(|command| Metric { command }),
-        measure: Duration::from_secs_f64(options.measure),
-        version: options.version.options(),
-        slots: options.slots.into(),
-        call_targets: options.call_targets.clone(),
-    }
-}
-
 fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
     let outputs = outputs_of(options);
     outputs.check()?;
@@ -94,7 +77,7 @@ fn attach_command(pid: i32, options: &Attach) -> Result<i32, SessionError> {
         return continuous_command(pid, options, target, progress);
     }
     let result = or_say_why("attach", target, options.json.as_deref(), || {
-        attach(&options_of(pid, options), &mut progress)
+        attach(&options.options(pid), &mut progress)
     })?;
     progress.finish();
     Ok(outputs.publish(&result))
@@ -114,7 +97,7 @@ fn continuous_command(
 ) -> Result<i32, SessionError> {
     let outputs = outputs_of(options);
     let what = ContinuousOptions {
-        attach: options_of(pid, options),
+        attach: options.options(pid),
         rest: Duration::from_secs_f64(options.rest),
         frequency: options.watch_rate,
     };
@@ -409,15 +392,6 @@ fn doctor_command() -> Result<i32, SessionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[test]
-    fn what_is_not_said_of_an_attach_is_what_the_library_does_by_default() {
-        let parsed = Args::try_parse_from(["restitch", "attach", "4711"]).expect("it is complete");
-        let Command::Attach { pid, options } = parsed.command else { panic!("it is attach") };
-        let (said, default) = (options_of(pid, &options), AttachOptions::new(4711));
-        assert_eq!(format!("{said:#?}"), format!("{default:#?}"));
-    }
 
     #[test]
     fn who_sees_nothing_is_told_what_may_be_unseen() {

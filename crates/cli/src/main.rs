@@ -4,6 +4,7 @@
 mod print;
 
 mod args;
+mod attach_args;
 mod batch;
 mod child;
 mod commands;
