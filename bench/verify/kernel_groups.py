@@ -2,8 +2,9 @@
 """Proves that group modules do what the kernel's own code does, in stock kernels with one and with two processors: the poll path, reads and writes of pipes,
 what arrives over loopback TCP, and reads of ext4 files, all blocks reversed, all groups at once. Programs that know every result run meanwhile; the groups
 come into force and out of it, with event tracing and the function tracer going on and off; holders of groups are killed at random moments; probes, the
-tracer and stacks name original and copy; who sleeps in a copy keeps its module. In the end the kernel's memory is as it was. A module of another boot is
-refused. No result may be wrong, and the kernel may not complain. ONLY names some of the kernels;
+tracer and stacks name original and copy; who sleeps in a copy keeps its module. Rules of the packet filter come and go; the kernel warns in a copy; live patches
+of a copied function are refused while it is in force, and work before and after. In the end the kernel's memory is as it was. A module of another boot is
+refused. No result may be wrong, and the kernel may not complain but by those warnings. ONLY names some of the kernels, FORMS some of the runs (0, 1, 2);
 SECONDS says how long groups are toggled, KILLS how many holders are killed. It needs apt, gcc and some minutes a kernel."""
 
 import glob
@@ -18,14 +19,23 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILT = os.path.join(ROOT, "target/debug")
 KERNELS = ("6.1", "6.12", "7.3")
-# Load, and root under its names in different kernels; what it calls is copied as well.
+# Load (none if it is -), and root under its names in different kernels; what it calls is copied as well.
 GROUPS = (
     ("poll", "do_sys_poll"),
     ("pipe", "pipe_write anon_pipe_write"),
     ("pipe", "pipe_read anon_pipe_read"),
     ("tcp", "tcp_v4_rcv"),
     ("file", "ext4_file_read_iter"),
+    # Where the packet filter's static keys are.
+    ("tcp", "ip_rcv"),
+    ("tcp", "ip_local_deliver"),
+    ("tcp", "__ip_local_out"),
+    # What the modules of kernel/trials have warn, and patch.
+    ("-", "sysfs_remove_group"),
+    ("-", "cmdline_proc_show"),
 )
+# How often the script has sysfs_remove_group warn.
+WARNINGS = 3
 # Processors, and options of the control module: the last has it redirect as live patches do, which any kernel can.
 RUNS = ((1, ""), (2, ""), (2, "registers=1"))
 SECONDS, KILLS = int(os.environ.get("SECONDS", "30")), int(os.environ.get("KILLS", "30"))
@@ -35,15 +45,26 @@ class Failed(Exception):
     """It is not true."""
 
 
-def run(command, **more):
+def finish(command, **more):
     result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
     if result.returncode:
         raise Failed(f"{' '.join(command[:6])} ...: {result.stdout[-3000:]}{result.stderr[-3000:]}")
-    return result.stdout
+    return result
+
+
+def run(command, **more):
+    return finish(command, **more).stdout
 
 
 def guest(action, kernel, *options):
     return run([os.path.join(BUILT, "restitch-guest"), action, "--kernel", kernel, *options])
+
+
+def warnings_alone(said):
+    """The kernel complained as often as it was made to, and by nothing else."""
+    complaints = [line for line in said.splitlines() if "the kernel complained: " in line]
+    if len(complaints) != WARNINGS or not all("WARNING: " in line and "fs/sysfs/group.c:" in line for line in complaints):
+        raise Failed(f"the kernel complained: {complaints}")
 
 
 def program(folder, name):
@@ -100,6 +121,7 @@ class Bench:
     def __init__(self, kernel, folder):
         self.kernel, self.folder = kernel, folder
         self.control = guest("module", kernel).strip()
+        self.trials = guest("trials", kernel).strip()
         self.programs = {name: program(folder, name) for name in ("loads", "groups")}
 
     def view(self, processors):
@@ -131,6 +153,7 @@ class Bench:
     def files(self, view):
         """Options of a guest that has all groups: files and where they go."""
         files = [(self.control, "/control.ko"), (self.programs["loads"], "/loads"), (self.programs["groups"], "/groups/programs")]
+        files += [(os.path.join(self.trials, name), f"/trials/{name}") for name in ("trial_patch.ko", "trial_warning.ko")]
         roots, copied = "", set()
         for load, names in GROUPS:
             root = next(name for name in names.split() if view.has(name))
@@ -148,11 +171,15 @@ class Bench:
     def prove(self, processors, control):
         files = self.files(self.view(processors))
         with open(os.path.join(ROOT, "tests/guest/groups.sh"), encoding="ascii") as lines:
-            script = self.text("script", f"SECONDS={SECONDS} KILLS={KILLS} CONTROL={control}\n{lines.read()}")
-        said = guest("run", self.kernel, "--append", "nokaslr", "--processors", str(processors), "--packages", "kmod", *files, "--script", script)
+            script = self.text("script", f"SECONDS={SECONDS} KILLS={KILLS} CONTROL={control} TRIALS=1\n{lines.read()}")
+        command = [os.path.join(BUILT, "restitch-guest"), "run", "--kernel", self.kernel, "--append", "nokaslr", "--processors", str(processors)]
+        command += ["--packages", "kmod,nftables", "--modules", "nf_tables", "--allow-complaints", *files, "--script", script]
+        done = finish(command)
+        said = done.stdout
         print("".join(f"  {line}\n" for line in said.splitlines()), end="", flush=True)
         if said.splitlines()[-1:] != ["all held"]:
             raise Failed("it did not come to its end")
+        warnings_alone(done.stderr)
         return files
 
     def refuse(self, files):
@@ -166,7 +193,8 @@ class Bench:
 def prove(kernel):
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(kernel, folder)
-        for processors, control in RUNS:
+        runs = [RUNS[int(form)] for form in os.environ.get("FORMS", "0 1 2").split()]
+        for processors, control in runs:
             files = bench.prove(processors, control)
             print(f"{kernel}: {processors} processor{'s'[:processors - 1]} {control}: ok", flush=True)
         bench.refuse(files)

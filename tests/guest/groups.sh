@@ -3,17 +3,20 @@
 #
 #	NAME ROOT LOAD
 #
-# (one is of do_sys_poll) and /memory one for each function that they copy:
+# (one is of do_sys_poll; LOAD is - if no load is its) and /memory one for each function that they copy:
 #
 #	ADDRESS LENGTH SHA256 NAME
 #
 # SECONDS, KILLS: how long the groups are toggled, how many holders are killed; CONTROL: options of the control module.
+# TRIALS: with groups of sysfs_remove_group and cmdline_proc_show, the modules of kernel/trials in /trials, and nft: the
+# kernel warns in a copy, functions are patched, rules of the packet filter come and go.
 # Prints a line for each thing that held; the last is `all held`. Whatever does not hold ends it.
 TRACING=/sys/kernel/tracing
 DEVICE=/dev/restitch-kernel
 NAMES=$(cut -d ' ' -f 1 /roots)
 POLL=$(sed -n 's/^\([^ ]*\) do_sys_poll .*/\1/p' /roots)
-LOADS=$(cut -d ' ' -f 3 /roots | sort -u)
+LOADS=$(cut -d ' ' -f 3 /roots | grep -v '^-$' | sort -u)
+PATCH=/sys/kernel/livepatch/trial_patch
 FILE=/work.data
 
 failed() {
@@ -73,6 +76,47 @@ traced() {
     grep -c " $1 *<-" $TRACING/trace
 }
 
+# warning FUNCTION: has sysfs_remove_group warn, prints the place in the source that is named, if the kernel says that
+# it was FUNCTION; its caller has to be found on the stack.
+warning() {
+    insmod /trials/trial_warning.ko && rmmod trial_warning || failed "the kernel has not gone on after a warning"
+    dd if=/dev/kmsg bs=8192 iflag=nonblock 2>/dev/null | tac | sed '/WARNING: /q' >/warned
+    grep -q '; *trial_begin+0x' /warned || failed "the caller is not on the stack: $(cat /warned)"
+    sed -n "s/.*WARNING: .*\(fs\/sysfs\/group\.c:[0-9]*\)\( at\)* $1+0x.*/\1/p" /warned
+}
+
+# is_patched: whether the live patch is in force.
+is_patched() { [ "$(cat /proc/cmdline)" = patched ]; }
+
+# unpatch: takes it out of force, and its module out.
+unpatch() {
+    echo 0 >$PATCH/enabled || failed "the live patch cannot be undone"
+    within 120 [ ! -e $PATCH ] || failed "the live patch does not come to its end"
+    is_patched && failed "the live patch is in force for ever"
+    rmmod trial_patch || failed "the module of the live patch stays"
+}
+
+# filter: rules that count packets where they come in and go out, which switches static keys on the way.
+filter() {
+    nft add table ip trial
+    for hook in prerouting input output; do
+        nft "add chain ip trial $hook { type filter hook $hook priority 0; }" &&
+            nft add rule ip trial $hook counter || failed "no rule at $hook"
+    done
+}
+
+unfilter() { nft delete table ip trial; }
+
+# filtered: with rules, all packets are seen at each place.
+filtered() {
+    filter
+    /loads tcp 1 || failed "a load found a wrong result"
+    set -- $(nft list table ip trial | sed -n 's/.*counter packets \([0-9]*\) .*/\1/p')
+    [ $# = 3 ] && [ "$1" -gt 100 ] && [ "$1" = "$2" ] && [ "$1" = "$3" ] || failed "rules have seen $*"
+    unfilter
+    /loads tcp 1 || failed "a load found a wrong result"
+}
+
 # number OFFSET: the word of eight bytes there in the file of the kernel's memory, hexadecimal.
 number() { od -A n -t x8 -j "$1" -N 8 /proc/kcore | tr -d ' '; }
 
@@ -109,6 +153,20 @@ done
 run_loads 2
 held "loads without groups"
 
+if [ -n "${TRIALS-}" ]; then
+    filtered
+    warned=$(warning sysfs_remove_group)
+    [ -n "$warned" ] || failed "the warning is $(cat /warned)"
+    insmod /trials/trial_patch.ko || failed "the live patch is not taken"
+    within 60 is_patched || failed "the live patch does nothing"
+    exec 3<>$DEVICE
+    echo "enable restitch_cmdline_proc_show" >&3 && failed "a function that is patched is led elsewhere"
+    is_patched || failed "the live patch is not in force any more"
+    exec 3>&-
+    unpatch
+    held "a live patch that was there before keeps its function"
+fi
+
 # Probes on a function stay where they are while its callers are led to the copy.
 echo 'p:original do_sys_poll' >$TRACING/kprobe_events || failed "no probe"
 echo "p:copy $POLL:do_sys_poll.restitch" >>$TRACING/kprobe_events || failed "no probe on the copy"
@@ -137,6 +195,17 @@ echo >$TRACING/set_ftrace_filter
 
 run_loads 3
 held "loads with all groups in force"
+
+if [ -n "${TRIALS-}" ]; then
+    filtered
+    held "rules of the packet filter come and go, and see all packets"
+    found=$(warning sysfs_remove_group.restitch)
+    [ "$found" = "$warned" ] || failed "a warning in a copy is of $found, not of $warned: $(cat /warned)"
+    held "a warning in a copy names the copy, its caller, and the source of the original"
+    insmod /trials/trial_patch.ko && failed "a function is patched while its calls are led elsewhere"
+    is_patched && failed "a live patch is in force that was refused"
+    held "a live patch is refused while its function is led elsewhere"
+fi
 
 # Who sleeps in a copy stays there when callers are led back, and the module with them. The graph tracer keeps return
 # addresses of what it traces elsewhere than on the stack.
@@ -184,12 +253,14 @@ held "loads with groups toggled every tenth of a second"
     while [ ! -e /stop ]; do
         trace_events 1
         sleep 0.3
+        [ -z "${TRIALS-}" ] || filter
         trace_events 0
         for root in $(cut -d ' ' -f 2 /roots); do echo "$root" >>$TRACING/set_ftrace_filter; done
         echo function >$TRACING/current_tracer
         sleep 0.2
         echo nop >$TRACING/current_tracer
         echo >$TRACING/set_ftrace_filter
+        [ -z "${TRIALS-}" ] || unfilter
     done
 ) &
 tracer=$!
@@ -198,7 +269,7 @@ toggler=$!
 run_loads "$SECONDS"
 wait $toggler || failed "the groups cannot be toggled"
 touch /stop
-wait $tracer
+wait $tracer || failed "tracing cannot go on and off"
 held "the same with tracing on and off"
 
 /groups/programs kill "$KILLS" $NAMES &
@@ -212,6 +283,14 @@ for name in $NAMES; do
     within 20 state "$name" registered || failed "$name does not come to its end"
 done
 run_loads 1
+if [ -n "${TRIALS-}" ]; then
+    filtered
+    [ "$(warning sysfs_remove_group)" = "$warned" ] || failed "the warning is $(cat /warned)"
+    insmod /trials/trial_patch.ko || failed "the live patch is not taken afterwards"
+    within 60 is_patched || failed "the live patch does nothing afterwards"
+    unpatch
+    held "warnings, live patches and rules are afterwards as before"
+fi
 for name in $NAMES; do rmmod "$name" || failed "$name is not given back"; done
 rmmod restitch_kernel || failed "the control module is not given back"
 same_memory

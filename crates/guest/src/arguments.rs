@@ -10,11 +10,13 @@ pub(crate) const HELP: &str = "\
 restitch-guest run [OPTIONS] (--script FILE | -- COMMAND...)
 restitch-guest view [OPTIONS] --to FOLDER
 restitch-guest module [--kernel LINE]
+restitch-guest trials [--kernel LINE]
 restitch-guest fetch [--kernel LINE]
 
 run    boots a kernel of the distribution under QEMU and runs a script or a command in it
 view   copies what the kernel says of itself into a folder (kallsyms, kcore, BTF, ...), for analysis
 module builds the control module of kernel/module for the kernel, and prints where it is
+trials builds the modules of kernel/trials for the kernel, and prints in which folder they are
 fetch  fetches QEMU and the kernel, and prints where they are
 
   --kernel LINE         6.1 (default), 6.12 or 7.3
@@ -23,6 +25,7 @@ fetch  fetches QEMU and the kernel, and prints where they are
   --memory MIB          1024 by default
   --append WORDS        more for the kernel's command line
   --packages A,B        a root image with these packages of the distribution
+  --modules A,B         modules of the kernel to insert, behind those that they depend on
   --in HOST:GUEST       a file for the guest, executable if it is here; may be repeated
   --out PATH            a file or folder of the guest to bring back; may be repeated
   --to FOLDER           where they go, and what was counted (window-N/instructions and branches)
@@ -41,6 +44,7 @@ pub(crate) enum Action {
     Run,
     View,
     Module,
+    Trials,
     Fetch,
     Help,
 }
@@ -54,6 +58,7 @@ pub(crate) struct Options {
     pub(crate) memory: Option<u32>,
     pub(crate) append: String,
     pub(crate) packages: Vec<String>,
+    pub(crate) modules: Vec<String>,
     pub(crate) files_in: Vec<FileIn>,
     pub(crate) files_out: Vec<String>,
     pub(crate) to: Option<PathBuf>,
@@ -73,9 +78,10 @@ impl Options {
             Some("run") => Action::Run,
             Some("view") => Action::View,
             Some("module") => Action::Module,
+            Some("trials") => Action::Trials,
             Some("fetch") => Action::Fetch,
             Some("--help" | "-h" | "help") => Action::Help,
-            _ => return Err(usage("say run, view, module or fetch; --help says more")),
+            _ => return Err(usage("say run, view, module, trials or fetch; --help says more")),
         };
         let mut options = Self::defaults(action);
         while let Some(name) = arguments.next() {
@@ -98,6 +104,7 @@ impl Options {
             memory: None,
             append: String::new(),
             packages: Vec::new(),
+            modules: Vec::new(),
             files_in: Vec::new(),
             files_out: Vec::new(),
             to: None,
@@ -130,6 +137,7 @@ impl Options {
             "--memory" => self.memory = Some(number(name, &value)?),
             "--append" => self.append = value,
             "--packages" => self.packages = value.split(',').map(String::from).collect(),
+            "--modules" => self.modules = value.split(',').map(String::from).collect(),
             "--in" => self.files_in.push(file_in(&value)?),
             "--out" => self.files_out.push(value),
             "--to" => self.to = Some(value.into()),

@@ -1,4 +1,5 @@
-//! The control module of `kernel/module`, built for a kernel by the distribution's own tools.
+//! Kernel modules, built for a kernel by the distribution's own tools: the control module of `kernel/module`,
+//! and those of `kernel/trials`, by which tests have the kernel warn and be patched.
 //!
 //! Headers, compiler and all that they need are packages, unpacked into a folder that becomes the root for
 //! the time of the build: tools of newer kernels need a newer C library than the machine may have. Nothing in
@@ -21,7 +22,7 @@ use crate::packages::{KERNELS, Line};
 /// The module's file.
 const MODULE: &str = "restitch-kernel.ko";
 /// Its sources.
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: &[(&str, &str)] = &[
     ("Kbuild", include_str!("../../../kernel/module/Kbuild")),
     ("main.c", include_str!("../../../kernel/module/main.c")),
     ("redirect.c", include_str!("../../../kernel/module/redirect.c")),
@@ -29,6 +30,12 @@ const SOURCES: [(&str, &str); 7] = [
     ("restitch-kernel.h", include_str!("../../../kernel/module/restitch-kernel.h")),
     ("standing.c", include_str!("../../../kernel/module/standing.c")),
     ("standing.h", include_str!("../../../kernel/module/standing.h")),
+];
+/// Sources of the modules for tests.
+const TRIALS: &[(&str, &str)] = &[
+    ("Kbuild", include_str!("../../../kernel/trials/Kbuild")),
+    ("trial_patch.c", include_str!("../../../kernel/trials/trial_patch.c")),
+    ("trial_warning.c", include_str!("../../../kernel/trials/trial_warning.c")),
 ];
 /// What the kernel's build runs besides the compiler, on which the headers depend.
 const TOOLS: [&str; 9] =
@@ -45,12 +52,22 @@ const IN_ROOT: &str = "mount --rbind /proc \"$1/proc\" && mount --bind \"$2\" \"
 ///
 /// A warning of the compiler or of the kernel's build is an error.
 pub fn build_control_module(lab: &Lab, kernel: &Kernel) -> Result<PathBuf> {
-    let all: String = SOURCES.iter().flat_map(|(name, text)| [*name, *text]).chain([RECIPE]).collect();
-    let name = format!("control-{}-{}", kernel.release(), short_hash(all.as_bytes()));
-    let folder = lab.cache().entry(&name, |to| {
+    Ok(build(lab, kernel, "control", SOURCES)?.join(MODULE))
+}
+
+/// Builds the modules of `kernel/trials`, in the same way; the folder that they are in.
+pub fn build_trial_modules(lab: &Lab, kernel: &Kernel) -> Result<PathBuf> {
+    build(lab, kernel, "trials", TRIALS)
+}
+
+/// Builds modules of these sources; the folder that they are in.
+fn build(lab: &Lab, kernel: &Kernel, what: &str, sources: &[(&str, &str)]) -> Result<PathBuf> {
+    let all: String = sources.iter().flat_map(|(name, text)| [*name, *text]).chain([RECIPE]).collect();
+    let name = format!("{what}-{}-{}", kernel.release(), short_hash(all.as_bytes()));
+    lab.cache().entry(&name, |to| {
         let namespaces = namespaces()?;
         let root = tools(lab, kernel)?;
-        for (file, text) in SOURCES {
+        for (file, text) in sources {
             let path = to.join(file);
             fs::write(&path, text).map_err(Error::file("write", &path))?;
         }
@@ -58,8 +75,7 @@ pub fn build_control_module(lab: &Lab, kernel: &Kernel) -> Result<PathBuf> {
         let printed =
             run(in_root(namespaces, &root, to).args(["make", "-C", &headers, "M=/mnt", "modules"]))?;
         without_warnings(&String::from_utf8_lossy(&printed))
-    })?;
-    Ok(folder.join(MODULE))
+    })
 }
 
 /// The folder with the headers of a kernel, the compiler that it was built by, and all that these need.
@@ -118,7 +134,7 @@ fn without_warnings(printed: &str) -> Result<()> {
     let warning = printed.lines().find(|line| line.to_ascii_lowercase().contains("warning:"));
     match warning {
         Some(line) => Err(Error::Command {
-            program: "the build of the control module".into(),
+            program: "the build of kernel modules".into(),
             status: "it warned".into(),
             output: line.into(),
         }),

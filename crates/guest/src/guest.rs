@@ -44,6 +44,7 @@ pub struct Guest<'a> {
     lab: &'a Lab,
     kernel: &'a Kernel,
     machine: Machine,
+    modules: Vec<String>,
     limit: Duration,
     allow_complaints: bool,
 }
@@ -52,7 +53,8 @@ impl<'a> Guest<'a> {
     /// A guest with one processor and 1 GiB of memory, emulated, and ended after half an hour.
     pub fn new(lab: &'a Lab, kernel: &'a Kernel) -> Self {
         let limit = Duration::from_secs(1800);
-        Self { lab, kernel, machine: Machine::default(), limit, allow_complaints: false }
+        let (machine, modules) = (Machine::default(), Vec::new());
+        Self { lab, kernel, machine, modules, limit, allow_complaints: false }
     }
 
     /// Executes the same instructions in each run: time is the number of instructions that were executed, in
@@ -92,6 +94,12 @@ impl<'a> Guest<'a> {
         self
     }
 
+    /// More modules of the kernel that are inserted, with those that they depend on.
+    pub fn modules(mut self, names: &[&str]) -> Self {
+        self.modules.extend(names.iter().map(|name| (*name).into()));
+        self
+    }
+
     /// Counts what is executed in windows that the guest marks by `window begin` and `window end`.
     pub fn plugin(mut self, plugin: Plugin) -> Self {
         self.machine.plugin = Some(plugin);
@@ -115,7 +123,7 @@ impl<'a> Guest<'a> {
         job.check()?;
         let qemu = self.lab.qemu()?;
         let busybox = self.lab.busybox()?;
-        let modules = self.kernel.needed_modules()?;
+        let modules = self.kernel.needed_modules(&self.modules)?;
         let more = self.marker()?;
         let in_image = self.machine.image.is_some();
         let ingredients = Ingredients { busybox: &busybox, modules: &modules, job, more: &more, in_image };

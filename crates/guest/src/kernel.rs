@@ -76,11 +76,12 @@ impl Kernel {
         })
     }
 
-    /// The module files that a guest needs first, in the order of loading: name and decompressed bytes.
-    pub(crate) fn needed_modules(&self) -> Result<Vec<Module>> {
+    /// The module files that a guest needs first, and `more`, in the order of loading: name and decompressed
+    /// bytes.
+    pub(crate) fn needed_modules(&self, more: &[String]) -> Result<Vec<Module>> {
         let mut modules = Vec::new();
         let files = module_files(&self.modules())?;
-        for name in NEEDED {
+        for name in NEEDED.into_iter().chain(more.iter().map(String::as_str)) {
             self.add_module(name, &files, &mut modules)?;
         }
         Ok(modules)
@@ -178,8 +179,10 @@ mod tests {
         module("virtio", "virtio_ring");
         module("virtio_ring", "");
         module("virtio-pci", "virtio");
+        module("more", "virtio");
         let kernel = Kernel::new("1", "1".into(), false, folder.path().into());
-        let names: Vec<_> = kernel.needed_modules().unwrap().into_iter().map(|module| module.name).collect();
-        assert_eq!(names, ["virtio_ring", "virtio", "virtio_pci", "virtio_console"]);
+        let names: Vec<_> =
+            kernel.needed_modules(&["more".into()]).unwrap().into_iter().map(|module| module.name).collect();
+        assert_eq!(names, ["virtio_ring", "virtio", "virtio_pci", "virtio_console", "more"]);
     }
 }

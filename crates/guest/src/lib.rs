@@ -38,7 +38,7 @@ mod tar;
 mod view;
 
 pub use complaints::complaints;
-pub use control::build_control_module;
+pub use control::{build_control_module, build_trial_modules};
 pub use counts::{Concentration, Counts, Edge, EdgeKind, Executed, Summary};
 pub use error::Error;
 pub use guest::{Guest, Output};

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use arguments::{Action, HELP, Options};
 use restitch_guest::{
     Counts, Edge, Error, Executed, Guest, Job, Kernel, Lab, Output, Plugin, Result, Window,
-    build_control_module, root_image, take_view,
+    build_control_module, build_trial_modules, root_image, take_view,
 };
 
 /// Exit status where a guest could not be made or did not come to its end. Those of scripts are below.
@@ -41,7 +41,7 @@ fn act(options: &Options) -> Result<u8> {
             print!("{HELP}");
             return Ok(0);
         }
-        Action::Fetch | Action::Module | Action::Run | Action::View => {}
+        Action::Fetch | Action::Module | Action::Trials | Action::Run | Action::View => {}
     }
     let lab = Lab::open()?;
     let kernel = lab.kernel(&options.kernel)?;
@@ -57,6 +57,10 @@ fn act(options: &Options) -> Result<u8> {
             println!("{}", build_control_module(&lab, &kernel)?.display());
             Ok(0)
         }
+        Action::Trials => {
+            println!("{}", build_trial_modules(&lab, &kernel)?.display());
+            Ok(0)
+        }
         Action::View => {
             let folder =
                 options.to.as_deref().ok_or_else(|| Error::Usage("view needs --to FOLDER".into()))?;
@@ -69,6 +73,8 @@ fn act(options: &Options) -> Result<u8> {
 
 fn guest<'a>(options: &Options, lab: &'a Lab, kernel: &'a Kernel) -> Result<Guest<'a>> {
     let mut guest = Guest::new(lab, kernel).time_limit(options.limit).append(&options.append);
+    let modules: Vec<&str> = options.modules.iter().map(String::as_str).collect();
+    guest = guest.modules(&modules);
     if options.exact {
         guest = guest.exact();
     }

@@ -61,7 +61,7 @@ fn add_files(kernel: &Kernel, folder: &Path) -> Result<()> {
     let bytes = fs::read(&config).map_err(Error::file("read", &config))?;
     write(&folder.join("boot").join(format!("config-{}", kernel.release())), &bytes)?;
     let modules = folder.join("lib/modules").join(kernel.release());
-    for module in kernel.needed_modules()? {
+    for module in kernel.needed_modules(&[])? {
         write(&modules.join(format!("{}.ko", module.name)), &module.bytes)?;
     }
     Ok(())
