@@ -32,6 +32,8 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/tagged.c", &["-O1", "-s"]),
     ("odd/unrolled.c", &["-O2"]),
     ("odd/unrolled.c", &["-O2", "-fno-pie", "-no-pie", "-s"]),
+    ("odd/position.c", &["-O2"]),
+    ("odd/position.c", &["-O1", "-no-pie", "-s"]),
     ("odd/patched.c", &["-O2", "-fcf-protection=none"]),
     ("odd/patched.c", &["-O1", "-fcf-protection=none", "-DABSOLUTE", "-s"]),
     ("odd/patched.c", &["-O2", "-fcf-protection=none", "-no-pie", "-s"]),
@@ -41,6 +43,7 @@ const CASES: &[(&str, &[&str])] = &[
 const DATA: &str = "there may be data in it";
 const OVERLAPS: &str = "overlaps another function's";
 const COMPUTED: &str = "a jump goes to places in it that are computed";
+const POSITION: &str = "it looks at its own program counter";
 const PATCHED: &str = "made to be changed while the program runs";
 const WRITABLE: &str = "its code is writable";
 
@@ -127,9 +130,10 @@ fn what_stays_has_a_reason() {
             "odd/entries.c" => &[OVERLAPS],
             "odd/unrolled.c" => &[COMPUTED],
             "odd/patched.c" => &[PATCHED],
+            "odd/position.c" => &[POSITION],
             _ => &[],
         };
-        for reason in [DATA, OVERLAPS, COMPUTED, PATCHED] {
+        for reason in [DATA, OVERLAPS, COMPUTED, PATCHED, POSITION] {
             assert_eq!(told.contains(reason), expected.contains(&reason), "{source} {flags:?}: {told}");
         }
     }

@@ -10,7 +10,7 @@ use crate::lookups::unwinder_lookups;
 use crate::model::*;
 use crate::personality::unknown_personalities;
 use crate::sweep::{Found, Kind, Mini, Span, Sweep};
-use crate::{flags, special, tables};
+use crate::{flags, own_position, special, tables};
 use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
@@ -55,6 +55,9 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     }
     for span in known_labels(image, &sweep, &jump_tables, &leaders.branch) {
         leave(&mut movability[span], Movability::KnownLabels);
+    }
+    for span in own_position::looking_at_it(image, &sweep) {
+        leave(&mut movability[span], Movability::OwnPosition);
     }
     for span in unknown_personalities(image, unwind, &sweep, &jump_tables) {
         leave(&mut movability[span], Movability::UnknownPersonality);

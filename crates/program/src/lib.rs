@@ -30,6 +30,7 @@ mod leaders;
 mod looks;
 mod lookups;
 mod model;
+mod own_position;
 mod personality;
 mod reach;
 mod return_address;

@@ -42,7 +42,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 18] = [
+const MOVABILITY: [(Movability, &str); 19] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -59,6 +59,7 @@ const MOVABILITY: [(Movability, &str); 18] = [
     (Movability::RunTime, "run-time"),
     (Movability::KnownLabels, "known-labels"),
     (Movability::ComputedTargets, "computed-targets"),
+    (Movability::OwnPosition, "own-position"),
     (Movability::UnknownPersonality, "unknown-personality"),
     (Movability::DataInside, "data-inside"),
 ];

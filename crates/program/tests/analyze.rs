@@ -341,6 +341,18 @@ fn functions_that_tables_of_places_to_patch_name_stay() {
 }
 
 #[test]
+fn functions_that_look_at_their_own_position_stay() {
+    for flags in [&["-O2"][..], &["-O1", "-fno-pie", "-no-pie"]] {
+        let Some((_, functions)) = odd("position.c", flags) else { return };
+        for (name, movability) in functions {
+            let stays = ["by_system_call", "by_float_state"].contains(&&*name);
+            let expected = if stays { Movability::OwnPosition } else { Movability::Movable };
+            assert_eq!(movability, expected, "{flags:?}: {name}");
+        }
+    }
+}
+
+#[test]
 fn the_large_code_models_addresses_are_no_data() {
     let flags = &["-O2", "-mcmodel=large", "-fPIE", "-pie"];
     let Some((_, functions)) = odd("computed.c", flags) else { return };

@@ -41,6 +41,7 @@ pub mod module_code;
 mod operand;
 mod ops;
 pub mod patch;
+pub mod position;
 pub mod possible;
 pub mod record;
 mod reg;
