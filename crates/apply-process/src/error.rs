@@ -280,6 +280,14 @@ pub(crate) fn tells_of_end(error: &(dyn Error + 'static)) -> bool {
 /// The next step after a failure in the state directory.
 fn state_advice(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind as K;
+    // The directory is not to blame.
+    match source.raw_os_error() {
+        Some(libc::EMFILE) => {
+            return "restitch may not have so many files open: raise the limit (`ulimit -n 1024`)";
+        }
+        Some(libc::ENFILE) => return "the system has as many files open as it may (fs.file-max)",
+        _ => {}
+    }
     match source.kind() {
         K::StorageFull | K::QuotaExceeded => {
             "make room there (`restitch revert` needs none), or set RESTITCH_STATE_DIR to another directory for processes that are not under restitch yet"
@@ -313,6 +321,16 @@ fn is_no_longer(modules: &[PathBuf]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_of_open_files_are_not_taken_for_the_state_directory() {
+        let advice = |errno| state_advice(&std::io::Error::from_raw_os_error(errno));
+        for (errno, word) in [(libc::EMFILE, "ulimit -n"), (libc::ENFILE, "fs.file-max")] {
+            assert!(advice(errno).contains(word), "{errno}");
+            assert!(!advice(errno).contains("RESTITCH_STATE_DIR"), "{errno}");
+        }
+        assert!(advice(libc::EROFS).contains("RESTITCH_STATE_DIR"));
+    }
 
     #[test]
     fn who_sees_no_journals_of_root_is_told_so() {

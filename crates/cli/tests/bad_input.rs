@@ -645,6 +645,36 @@ fn small_programs_have_sizes() {
     assert!(!size.contains(" 0"), "{size}");
 }
 
+#[test]
+fn a_limit_of_open_files_is_what_attach_names() {
+    let Some(path) = stoppable("loops.c", &["-O2"]) else { return };
+    let (restitch, target) = (Restitch::new(), Target::start(&path));
+    let pid = target.pid().to_string();
+    let mut named = 0;
+    for limit in 5..12 {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")]);
+        command.arg(env!("CARGO_BIN_EXE_restitch")).args([
+            "attach",
+            &pid,
+            "--measure",
+            "0",
+            "--duration",
+            "0.5",
+        ]);
+        let done = finish(command.env("RESTITCH_STATE_DIR", restitch.state()));
+        let (code, said) = (done.status.code(), &done.stderr);
+        if matches!(code, Some(code::FAILURE | code::REFUSED)) {
+            assert!(said.contains("`ulimit -n") && !said.contains("RESTITCH_STATE_DIR"), "{limit}: {said}");
+            named += 1;
+        }
+        let is_known = matches!(code, Some(code::FAILURE | code::REFUSED | code::DONE | code::NOTHING_TO_DO));
+        assert!(is_known, "{limit}: {code:?}: {said}");
+    }
+    assert!(named > 0, "no limit was too low");
+    restitch.revert(target.pid());
+}
+
 /// With few descriptors something fails before the command runs, or the command runs.
 #[test]
 fn a_limit_that_keeps_a_command_from_being_started_is_not_its_fault() {

@@ -33,7 +33,9 @@ pub enum PerfError {
     },
     /// Too many open files.
     #[error(
-        "measuring {threads} threads needs {needed} open files, more than this process may have; raise the limit (ulimit -n {needed}) or measure fewer processes"
+        "measuring {threads} thread{} needs {needed} open files beside those of restitch, more than it may have; raise the limit (`ulimit -n {}`) or measure fewer processes",
+        if *threads == 1 { "" } else { "s" },
+        needed + OTHER_FILES
     )]
     TooManyFiles {
         /// Threads to be measured.
@@ -73,6 +75,9 @@ impl PerfError {
         }
     }
 }
+
+/// More files than restitch has open for anything else, in the advice to raise the limit.
+const OTHER_FILES: usize = 64;
 
 /// What helps where the kernel refuses something to an event that is open.
 fn next_step(source: &io::Error) -> &'static str {
@@ -263,6 +268,9 @@ mod tests {
         assert!(text(libc::EPERM).starts_with("mapping the ring of a performance event failed: "));
         assert!(text(libc::EPERM).contains("kernel.perf_event_mlock_kb"), "{}", text(libc::EPERM));
         assert!(text(libc::EMFILE).contains("`ulimit -n`"));
+        let many = |threads, needed| PerfError::TooManyFiles { threads, needed }.to_string();
+        assert!(many(1, 2).starts_with("measuring 1 thread needs 2 open files beside those"));
+        assert!(many(700, 1400).contains("`ulimit -n 1464`"), "{}", many(700, 1400));
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub enum ProcError {
         path: PathBuf,
     },
     /// Any other failure of the operating system.
-    #[error("cannot read {path} of process {pid}: {source}", path = path.display())]
+    #[error("cannot read {path} of process {pid}: {source}{}", next_step(source), path = path.display())]
     Io {
         /// The process asked about.
         pid: i32,
@@ -62,6 +62,17 @@ pub enum ProcError {
         /// The path that the process's maps name.
         path: PathBuf,
     },
+}
+
+/// What helps where it is a limit of restitch's own.
+fn next_step(source: &std::io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "; restitch may not have so many files open: raise the limit (`ulimit -n 1024`)"
+        }
+        Some(libc::ENFILE) => "; the system has as many files open as it may (fs.file-max)",
+        _ => "",
+    }
 }
 
 impl ProcError {

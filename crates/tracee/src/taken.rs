@@ -88,6 +88,9 @@ fn of_kernel(error: &io::Error) -> String {
         Some(libc::EBADF) => {
             "its descriptor is closed already; a thread of it closes what it has not opened".into()
         }
+        Some(libc::EMFILE) => {
+            format!("{error}; restitch may not have so many files open: raise the limit (`ulimit -n 1024`)")
+        }
         _ => format!("pidfd_getfd: {error}"),
     }
 }
