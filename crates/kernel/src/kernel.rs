@@ -163,16 +163,37 @@ impl Kernel {
     /// What one function can only know from all others: which addresses in its middle they use, and which
     /// functions do not return.
     fn look_at_all(&mut self) {
-        let mut all = Whole::default();
-        for id in self.functions.ids() {
-            let function = self.functions.get(id);
-            let code = code_of(&self.known, function);
-            all.add(id, &code, &self.functions, &self.known);
-        }
+        let mut all = self.whole();
         all.constants(&self.known, &self.functions);
         self.known.entered = all.entered.into_iter().collect();
         self.known.named = all.named.into_iter().collect();
         self.find_silent(&all.callers, all.silent);
+    }
+
+    /// What all functions say, looked at by all processors.
+    fn whole(&self) -> Whole {
+        let ids: Vec<FunctionId> = self.functions.ids().collect();
+        let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+        let look = |ids: &[FunctionId]| {
+            let mut part = Whole::default();
+            for id in ids {
+                let code = code_of(&self.known, self.functions.get(*id));
+                part.add(*id, &code, &self.functions, &self.known);
+            }
+            part
+        };
+        std::thread::scope(|scope| {
+            let parts = ids.chunks(ids.len().div_ceil(threads).max(1));
+            let parts: Vec<_> = parts.map(|part| scope.spawn(move || look(part))).collect();
+            let mut all = Whole::default();
+            for part in parts {
+                match part.join() {
+                    Ok(part) => all.extend(part),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            all
+        })
     }
 
     /// Functions that do not return, from those of which it is plain, through those that end by calling them.
@@ -307,6 +328,16 @@ struct Whole {
 }
 
 impl Whole {
+    /// Takes in what functions behind these say.
+    fn extend(&mut self, behind: Self) {
+        self.entered.extend(behind.entered);
+        self.named.extend(behind.named);
+        self.silent.extend(behind.silent);
+        for (to, callers) in behind.callers {
+            self.callers.entry(to).or_default().extend(callers);
+        }
+    }
+
     fn add(&mut self, id: FunctionId, code: &Code, functions: &Functions, known: &Known) {
         let function = functions.get(id);
         let is_middle = |at: Svma| {
