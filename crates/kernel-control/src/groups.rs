@@ -52,7 +52,9 @@ fn line(group: &GroupStatus) -> String {
         }
         GroupState::Draining => format!("given back; {tasks} still in its copies"),
     };
-    paragraph(&format!("{:NAME$}", visible_line(&group.name)), &words)
+    let name = visible_line(&group.name);
+    let gap = if name.chars().count() < NAME { "" } else { "  " };
+    paragraph(&format!("{name:NAME$}{gap}"), &words)
 }
 
 #[cfg(test)]
@@ -72,12 +74,14 @@ mod tests {
             group("poll", GroupState::Enabled, 0),
             group("tcp", GroupState::Draining, 1),
             group("read", GroupState::Registered, 0),
+            group("restitch_poll", GroupState::Draining, 2),
         ];
         let text = Groups::new(groups).to_text();
         let expected = "\
 poll        in force: the calls of 3 functions are led to copies (by jump)
 tcp         given back; 1 task still in its copies
 read        loaded; the calls of its 3 functions go to the original code
+restitch_poll  given back; 2 tasks still in its copies
 ";
         assert_eq!(text, expected);
         assert!(Groups::new(Vec::new()).to_text().starts_with("No group"));
