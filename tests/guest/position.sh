@@ -93,6 +93,9 @@ over 0
 is_out
 held "copies of all callees are what is called, and are given back after their time"
 
+/program kernel find -- sh -c '/loads poll 3; touch /sampled' >/said.find 2>&1 &
+finder=$!
+within 100 [ -e /sampled ] || failed "nothing was sampled: $(cat /said.find)"
 /program kernel count do_sys_poll --callees 1 --for 600 -o /counts --json /counts.json >/said 2>&1 &
 owner=$!
 within 300 state enabled || failed "nothing is counted"
@@ -108,6 +111,9 @@ tr -d ' \n' </counts.json | grep -q '"name":"do_sys_poll","address":"0x[0-9a-f]*
 said 'do_sys_poll 1,00[01] '
 said '1 task slept in the copies'
 said "restitch kernel revert $GROUP takes it out"
+wait $finder || failed "it does not find where the time goes: $(cat /said.find)"
+tr '\n' ' ' </said.find | tr -s ' ' | grep -q 'samples* of the kernel in .*do_sys_poll .*% *yes' ||
+    failed "it is not found that the time is spent in do_sys_poll: $(cat /said.find)"
 state draining || failed "the module does not wait for who sleeps in it"
 held "calls are counted though a task sleeps in the copy, and what was counted is written when it is asked to end"
 
@@ -138,7 +144,7 @@ held "killed, it leaves the kernel's own code in force, and a module that status
         "trap 'exit 9' TERM; grep '^restitch_vfs_read enabled ' $DEVICE && kill -TERM \$PPID; sleep 5 & wait; exit 1"
     echo $? >/code
 ) >/said.run 2>&1 &
-ends 130 sh -c 'echo "do_sys_poll $$" >/owner; exec /program kernel position do_sys_poll'
+ends 130 sh -c 'echo "do_sys_poll $$" >/owner; exec /program kernel position do_sys_poll --counts /counts'
 said "group $GROUP, which nobody held any more, was taken out"
 said "group ${GROUP}_2, which nobody held any more, was taken out"
 said 'is out of the kernel'
@@ -149,12 +155,23 @@ wait
 is_out
 held "a command runs in a group, gets what restitch is asked, and gives its exit code"
 
-begin --callees 1 --counts /counts
-[ "$(hits)" = 100 ] || failed "the copy in the order by counts is not what is called"
+# It counts by itself, under a load.
+(while sleep 0.3; do /loads polls 20; done) &
+load=$!
+/program kernel position do_sys_poll --callees 1 --count-for 2 --anyway >/said.begun 2>&1 &
+owner=$!
+within 400 grep -q '^in force' /said.begun || failed "no group is found by counting"
+kill $load
+wait $load
+cp /said.begun /said
+said 'counted in 2 rounds of 2 s'
+said 'bottleneck test by a model of the first-level cache'
+sleep 1
+[ "$(hits)" = 100 ] || failed "the copy that was found by counting is not what is called"
 ends 0 /program kernel revert $GROUP
 over 7
 grep -q 'taken out of force by somebody else' /said.begun || failed "it does not say why it has ended"
 is_out
-held "what somebody else takes out ends it"
+held "a group is found by counting; what somebody else takes out ends it"
 rmmod restitch_kernel || failed "the control module is not given back"
 echo "all held"

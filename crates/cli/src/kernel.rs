@@ -2,16 +2,17 @@
 
 use crate::group_outputs::GroupOutputs;
 use crate::kernel_find::{FindOptions, find};
-use crate::kernel_groups::{count, hold, revert, run_in_force, write_group};
+use crate::kernel_groups::{count, find_and_hold, hold, revert, run_in_force, write_group};
 use crate::outputs::check_outputs;
 use crate::seconds::seconds;
+use crate::sources::percent;
 use clap::{Args, Subcommand, ValueEnum};
 use restitch_apply::Why;
 use restitch_kernel::{Analysis, Kernel, KernelDoctor, KernelError, Source, kernel_doctor, release};
 use restitch_kernel_control::{Control, Groups};
 use restitch_kernel_position::{Counts, Order};
 use restitch_report::paragraph;
-use restitch_session::{ExitCode, GroupWanted, SessionError, write_result};
+use restitch_session::{ExitCode, FoundGroupWanted, GroupWanted, Roots, SessionError, write_result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -48,15 +49,22 @@ pub enum KernelCommand {
     ///
     /// The copies are in force until it is asked to end (Ctrl-C, SIGTERM, SIGHUP). Then calls go to the
     /// original code again, and also if it is killed. It takes root and the control module.
+    ///
+    /// Without --order and --counts, it counts first: which functions are called, level by level, and how
+    /// often their blocks are executed. If those that are hot are more than the processor keeps close by,
+    /// they are copied with the hot ones in front.
     Position {
         #[command(flatten)]
-        options: PositionOptions,
+        options: Box<PositionOptions>,
     },
     /// The same as position, in force while a command runs.
     ///
     /// What asks it to end (SIGTERM, SIGHUP, SIGINT) is passed on to the command. If the copies cannot be put
     /// in force, the command is not started.
     Run {
+        /// Functions whose calls are to be led to copies: names, or addresses in them with 0x in front.
+        #[arg(value_name = "FUNCTION", required = true)]
+        functions: Vec<String>,
         #[command(flatten)]
         group: GroupOptions,
         /// The program and its arguments.
@@ -88,19 +96,21 @@ pub enum KernelCommand {
 /// What is to be copied, and how.
 #[derive(Debug, Args)]
 pub struct GroupOptions {
-    /// Functions whose calls are to be led to copies: names, or addresses in them with 0x in front.
-    #[arg(value_name = "FUNCTION", required = true)]
-    pub functions: Vec<String>,
-    /// Also copy what they call directly, and what that calls, so many calls deep.
-    #[arg(long, value_name = "CALLS", default_value_t = 0)]
-    pub callees: usize,
+    /// Also copy what they call directly, and what that calls, so many calls deep. Without this none of it;
+    /// where calls are counted first, all that is hot.
+    #[arg(long, value_name = "CALLS")]
+    pub callees: Option<usize>,
     /// The order of blocks: as they are (kept), or the other way round, for tests (reversed).
-    #[arg(long, value_name = "ORDER", value_enum, default_value_t = OrderName::Kept)]
-    pub order: OrderName,
+    #[arg(long, value_name = "ORDER", value_enum)]
+    pub order: Option<OrderName>,
     /// In place of --order: hot blocks in front, in chains, by how often instructions were executed. The file
     /// has lines of an address in hexadecimal, a length and a count.
     #[arg(long, value_name = "FILE", conflicts_with = "order")]
     pub counts: Option<PathBuf>,
+    /// Blocks are hot that are executed more often than so many hundredths of the calls of the function.
+    #[arg(long, value_name = "PERCENT", default_value_t = Order::HOT_PERCENT,
+          value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub hot: u64,
     #[command(flatten)]
     pub outputs: GroupOutputs,
 }
@@ -108,8 +118,13 @@ pub struct GroupOptions {
 /// The same, for how long, or whereto.
 #[derive(Debug, Args)]
 pub struct PositionOptions {
+    /// Functions whose calls are to be led to copies: names, or addresses in them with 0x in front.
+    #[arg(value_name = "FUNCTION", required_unless_present = "hottest")]
+    pub functions: Vec<String>,
     #[command(flatten)]
     pub group: GroupOptions,
+    #[command(flatten)]
+    pub walk: WalkOptions,
     /// Lead calls back after so many seconds.
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, conflicts_with = "write")]
     pub time: Option<f64>,
@@ -120,6 +135,30 @@ pub struct PositionOptions {
     /// sys/kernel/btf/vmlinux, lib/modules and others) in place of the running kernel.
     #[arg(long, value_name = "FOLDER", requires = "write")]
     pub view: Option<PathBuf>,
+}
+
+/// What is counted first.
+#[derive(Debug, Args)]
+pub struct WalkOptions {
+    /// In place of functions: so many of those in which the kernel's time is spent, by samples, all as one
+    /// group.
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["functions", "order", "counts", "write"])]
+    pub hottest: Option<usize>,
+    /// Count each level of callees for so many seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value_t = 5.0,
+          conflicts_with_all = ["order", "counts", "write"])]
+    pub count_for: f64,
+    /// Count at most while this process runs. What the kernel does for others meanwhile is counted as well.
+    #[arg(long, value_name = "PID", conflicts_with_all = ["order", "counts", "write"])]
+    pub pid: Option<i32>,
+    /// Put nothing in force if less than this share of the hot code finds no place in a model of the
+    /// first-level cache.
+    #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = percent,
+          conflicts_with_all = ["order", "counts", "write"])]
+    pub bottleneck: f64,
+    /// Put the copies in force however small the hot code is.
+    #[arg(long, conflicts_with_all = ["order", "counts", "write", "bottleneck"])]
+    pub anyway: bool,
 }
 
 /// What is to be counted, for how long, and whereto.
@@ -239,10 +278,10 @@ pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
             let (outputs, time) = (&options.group.outputs, options.time.map(Duration::from_secs_f64));
             check_outputs(&[options.write.as_deref()])?;
             outputs.check()?;
-            let wanted = options.group.wanted()?;
             match &options.write {
-                Some(file) => write_group(&options.source(), &wanted, outputs, file),
-                None => hold(&wanted, outputs, time),
+                Some(file) => write_group(&options.source(), &options.wanted()?, outputs, file),
+                None if options.counts_first() => find_and_hold(&options.found(), outputs, time),
+                None => hold(&options.wanted()?, outputs, time),
             }
         }
         KernelCommand::Count { options } => {
@@ -257,9 +296,9 @@ pub fn kernel_command(command: KernelCommand) -> Result<i32, SessionError> {
             options.json.publish(&counts.report.to_text(), counts.report.to_json())?;
             Ok(ExitCode::Done.number())
         }
-        KernelCommand::Run { group, command } => {
+        KernelCommand::Run { functions, group, command } => {
             group.outputs.check()?;
-            run_in_force(&group.wanted()?, &group.outputs, &command)
+            run_in_force(&group.wanted(functions)?, &group.outputs, &command)
         }
     }
 }
@@ -289,19 +328,45 @@ impl PositionOptions {
     fn source(&self) -> Source {
         self.view.as_deref().map_or_else(Source::running, Source::folder)
     }
+
+    fn wanted(&self) -> Result<GroupWanted, SessionError> {
+        self.group.wanted(self.functions.clone())
+    }
+
+    /// Whether the order is not said: then it comes of counting.
+    fn counts_first(&self) -> bool {
+        self.group.order.is_none() && self.group.counts.is_none()
+    }
+
+    fn found(&self) -> FoundGroupWanted {
+        let walk = &self.walk;
+        // Of the hottest functions nobody has asked for what they call.
+        let (roots, depth) = match walk.hottest {
+            Some(most) => (Roots::Hottest(most), Some(self.group.callees.unwrap_or(0))),
+            None => (Roots::Named(self.functions.clone()), self.group.callees),
+        };
+        FoundGroupWanted {
+            roots,
+            depth,
+            time: Duration::from_secs_f64(walk.count_for),
+            pid: walk.pid,
+            percent: self.group.hot,
+            least_pressure: if walk.anyway { 0.0 } else { walk.bottleneck },
+        }
+    }
 }
 
 impl GroupOptions {
-    fn wanted(&self) -> Result<GroupWanted, SessionError> {
-        let (functions, order) = (self.functions.clone(), self.order()?);
-        Ok(GroupWanted { functions, callees: self.callees, order, counts: false })
+    fn wanted(&self, functions: Vec<String>) -> Result<GroupWanted, SessionError> {
+        let (callees, order) = (self.callees.unwrap_or(0), self.order()?);
+        Ok(GroupWanted { functions, callees, order, counts: false })
     }
 
     fn order(&self) -> Result<Order, SessionError> {
         let Some(path) = &self.counts else {
             return Ok(match self.order {
-                OrderName::Kept => Order::Kept,
-                OrderName::Reversed => Order::Reversed,
+                None | Some(OrderName::Kept) => Order::Kept,
+                Some(OrderName::Reversed) => Order::Reversed,
             });
         };
         let text = std::fs::read_to_string(path);
@@ -309,7 +374,7 @@ impl GroupOptions {
         let counts = Counts::parse(&text);
         let counts =
             counts.map_err(|why| KernelError::Damaged { path: path.clone(), why: why.to_string() })?;
-        Ok(Order::Counted { counts, percent: Order::HOT_PERCENT })
+        Ok(Order::Counted { counts, percent: self.hot })
     }
 }
 

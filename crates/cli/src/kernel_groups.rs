@@ -9,8 +9,8 @@ use restitch_kernel_control::{Control, ControlError, unload};
 use restitch_kernel_position::Positioned;
 use restitch_report::{GroupReport, paragraph};
 use restitch_session::{
-    AskedToEnd, ExitCode, GroupInForce, GroupWanted, KernelCounts, NotStarted, OwnChild, SessionError,
-    begin_start, make_group, put_in_force, take_counts, write_result,
+    AskedToEnd, ExitCode, FoundGroupWanted, GroupInForce, GroupWanted, KernelCounts, NotStarted, OwnChild,
+    SessionError, begin_start, find_group, make_group, put_in_force, take_counts, write_result,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -47,13 +47,46 @@ pub(crate) fn hold(
     outputs: &GroupOutputs,
     time: Option<Duration>,
 ) -> Result<i32, SessionError> {
-    let group = in_force(wanted)?;
+    hold_group(in_force(wanted)?, &[], outputs, time)
+}
+
+/// Counts which functions belong to some roots, and puts a group of those in force that are hot; the exit
+/// code.
+pub(crate) fn find_and_hold(
+    wanted: &FoundGroupWanted,
+    outputs: &GroupOutputs,
+    time: Option<Duration>,
+) -> Result<i32, SessionError> {
+    let mut progress = Progress::new();
+    let found = find_group(wanted, &mut progress)?;
+    progress.finish();
+    match found.group {
+        Some(group) => hold_group(group, &found.notes, outputs, time),
+        None => {
+            found.notes.iter().for_each(|note| eprint!("{}", paragraph("found       ", note)));
+            let words = "that is no bottleneck: nothing was put in force (--anyway does it all the same, \
+                         --bottleneck says how little is none)";
+            eprint!("{}", paragraph("restitch: ", words));
+            Ok(ExitCode::NothingToDo.number())
+        }
+    }
+}
+
+/// Holds a group that is in force; the exit code.
+fn hold_group(
+    group: GroupInForce,
+    notes: &[String],
+    outputs: &GroupOutputs,
+    time: Option<Duration>,
+) -> Result<i32, SessionError> {
     let end = match time {
         Some(time) => format!("for {} s", time.as_secs_f64()),
         None => "until this ends: Ctrl-C, SIGTERM, SIGHUP".into(),
     };
-    let report = group.report();
+    let mut report = group.report();
+    report.notes.extend_from_slice(notes);
     if !outputs.is_printed() {
+        notes.iter().for_each(|note| print!("{}", paragraph("found           ", note)));
         print!("{}", told(&group, &report, &end));
     }
     let is_written = write_outputs(outputs, &report);

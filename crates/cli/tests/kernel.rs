@@ -147,6 +147,25 @@ fn where_the_running_kernels_time_goes_is_told_or_why_it_is_not() {
 }
 
 #[test]
+fn what_is_counted_first_has_roots_and_no_other_order() {
+    let position = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_restitch"));
+        command.args(["kernel", "position"]).args(arguments).output().expect("it starts")
+    };
+    for wrong in [
+        &[][..],
+        &["do_sys_poll", "--hottest", "5"],
+        &["do_sys_poll", "--order", "kept", "--pid", "1"],
+        &["do_sys_poll", "--counts", "x", "--count-for", "3"],
+        &["do_sys_poll", "--anyway", "--bottleneck", "3%"],
+        &["do_sys_poll", "--hot", "0"],
+    ] {
+        let output = position(wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {output:?}");
+    }
+}
+
+#[test]
 fn wrong_names_and_broken_files_are_refused_with_their_exit_codes() {
     let folder = view();
     let path = |name: &str| folder.path().join(name);

@@ -1,5 +1,6 @@
 //! Functions of a kernel as a proved group module: from their names to the file.
 
+use restitch_address::Svma;
 use restitch_kernel::{FunctionId, Kernel, KernelError, Source, module_files, read_module, release};
 use restitch_kernel_position::{
     ModuleFile, Order, Positioned, Positioner, Request, Subject, callees as all_callees,
@@ -21,12 +22,21 @@ pub struct GroupWanted {
     pub counts: bool,
 }
 
-/// A kernel that was read, and the functions of it that are wanted.
-pub(crate) struct Chosen<'w> {
-    source: &'w Source,
-    wanted: &'w GroupWanted,
-    kernel: Kernel,
-    roots: Vec<FunctionId>,
+/// A kernel that was read.
+pub(crate) struct ReadKernel<'s> {
+    source: &'s Source,
+    pub(crate) kernel: Kernel,
+}
+
+/// Functions of a group, and what is done with them.
+#[derive(Debug, Clone)]
+pub(crate) struct Members {
+    /// Those whose calls are led to copies.
+    pub(crate) roots: Vec<FunctionId>,
+    /// Those that are copied for them.
+    pub(crate) callees: Vec<FunctionId>,
+    pub(crate) order: Order,
+    pub(crate) counts: bool,
 }
 
 /// Makes the module of a group, and proves it. Nothing is loaded.
@@ -39,47 +49,50 @@ pub fn make_group(
     watcher: &mut dyn Watcher,
 ) -> Result<Positioned, SessionError> {
     watcher.phase("analysing", None);
-    let chosen = Chosen::read(source, wanted)?;
+    let read = ReadKernel::read(source)?;
+    let members = read.members(wanted)?;
     watcher.phase("proving", None);
-    chosen.position(chosen.group_name())
+    let subject = read.subject()?;
+    let name = read.group_name(&members.roots);
+    Ok(Positioner::new(&subject)?.position(&members.request(name))?)
 }
 
-impl<'w> Chosen<'w> {
-    /// Reads the kernel and finds the functions.
-    pub(crate) fn read(source: &'w Source, wanted: &'w GroupWanted) -> Result<Self, SessionError> {
+impl<'s> ReadKernel<'s> {
+    /// Reads the kernel.
+    pub(crate) fn read(source: &'s Source) -> Result<Self, SessionError> {
         // Without them, all that follows is in vain.
         module_files(source, &release(source))?;
-        let kernel = Kernel::read(source)?;
-        let roots = wanted.functions.iter().map(|name| kernel.find(name));
-        let roots = roots.collect::<Result<Vec<FunctionId>, _>>()?;
-        Ok(Self { source, wanted, kernel, roots })
+        Ok(Self { source, kernel: Kernel::read(source)? })
     }
 
-    /// The name that the group has if nothing is in the way: that of its first function, behind the
-    /// product's.
-    pub(crate) fn group_name(&self) -> String {
-        let first = self.roots.first().map(|id| self.kernel.functions.get(*id).name.as_str());
+    /// Functions by names, or by addresses in them.
+    pub(crate) fn functions(&self, names: &[String]) -> Result<Vec<FunctionId>, SessionError> {
+        let found = names.iter().map(|name| self.kernel.find(name));
+        Ok(found.collect::<Result<Vec<FunctionId>, _>>()?)
+    }
+
+    /// The functions that are wanted.
+    pub(crate) fn members(&self, wanted: &GroupWanted) -> Result<Members, SessionError> {
+        let roots = self.functions(&wanted.functions)?;
+        let callees = all_callees(&self.kernel, &roots, wanted.callees);
+        Ok(Members { roots, callees, order: wanted.order.clone(), counts: wanted.counts })
+    }
+
+    /// The name that a group has if nothing is in the way: that of its first function, behind the product's.
+    pub(crate) fn group_name(&self, roots: &[FunctionId]) -> String {
+        let first = roots.first().map(|id| self.kernel.functions.get(*id).name.as_str());
         Request::name_for(first.unwrap_or_default())
     }
 
-    /// Writes and proves the module, under that name.
-    pub(crate) fn position(&self, name: String) -> Result<Positioned, SessionError> {
+    /// What its modules look like.
+    pub(crate) fn subject(&self) -> Result<Subject<'_>, SessionError> {
         let files = module_files(self.source, &release(self.source))?;
         let module = |path: &PathBuf| -> Result<ModuleFile, KernelError> {
             Ok(ModuleFile { name: path.display().to_string(), bytes: read_module(path)? })
         };
         let control = files.control.as_ref().map(module).transpose()?;
         let examples = files.all.iter().filter_map(|path| module(path).ok());
-        let subject = Subject::learn(&self.kernel, examples, control.as_ref())?;
-        let request = Request {
-            name,
-            callees: all_callees(&self.kernel, &self.roots, self.wanted.callees),
-            roots: self.roots.clone(),
-            order: self.wanted.order.clone(),
-            needs_trace_sites: true,
-            counts: self.wanted.counts,
-        };
-        Ok(Positioner::new(&subject)?.position(&request)?)
+        Ok(Subject::learn(&self.kernel, examples, control.as_ref())?)
     }
 
     /// Names of functions of the group whose originals are others by now than those that were copied.
@@ -88,5 +101,24 @@ impl<'w> Chosen<'w> {
         let copied = positioned.functions.iter().filter_map(|copied| functions.at(copied.address));
         let changed = self.kernel.changed(self.source, &copied.collect::<Vec<_>>())?;
         Ok(changed.into_iter().map(|id| functions.get(id).name.clone()).collect())
+    }
+
+    /// The start of a function.
+    pub(crate) fn start(&self, id: FunctionId) -> Svma {
+        self.kernel.functions.get(id).start()
+    }
+}
+
+impl Members {
+    /// As a request for a group of that name.
+    pub(crate) fn request(&self, name: String) -> Request {
+        Request {
+            name,
+            callees: self.callees.clone(),
+            roots: self.roots.clone(),
+            order: self.order.clone(),
+            needs_trace_sites: true,
+            counts: self.counts,
+        }
     }
 }

@@ -3,10 +3,10 @@
 //! module is left, with no calls led to it: the next group of that name takes it out, and so does
 //! `restitch kernel revert`.
 
-use crate::kernel_group::{Chosen, GroupWanted};
+use crate::kernel_group::{GroupWanted, Members, ReadKernel};
 use restitch_kernel::{Source, Symbols, counter_values};
 use restitch_kernel_control::{Control, ControlError, GroupStatus, Loaded, Turn};
-use restitch_kernel_position::{FunctionCounts, Positioned, Request};
+use restitch_kernel_position::{FunctionCounts, Positioned, Positioner, Request};
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
 use restitch_processes::interrupt::heed;
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks whether it is in force still.
 const LOOK: Duration = Duration::from_secs(1);
 /// So many groups of a function may be there, all but one because tasks sleep in their copies.
-const NAMES: u32 = 16;
+const NAMES: u32 = 32;
 
 /// A group that calls are led to.
 #[derive(Debug)]
@@ -39,61 +39,97 @@ pub struct GroupInForce {
 /// If there is no control module, the functions cannot be copied, the kernel refuses the module or one of the
 /// functions, or this program was asked to end. Nothing is in the kernel then.
 pub fn put_in_force(wanted: &GroupWanted, watcher: &mut dyn Watcher) -> Result<GroupInForce, SessionError> {
-    let control = Control::default();
-    // Before the kernel is read, which takes seconds. If the function has another name, it is told later.
-    let name = Request::name_for(wanted.functions.first().map_or("", String::as_str));
-    match control.has_left(&name) {
-        Ok(_) | Err(ControlError::StillUsed { .. }) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let source = Source::running();
-    let mut functions = Vec::new();
-    for _ in 0..TRIES {
-        heed()?;
-        match attempt(&control, &source, wanted, watcher)? {
-            Attempt::InForce(group) => return Ok(*group),
-            Attempt::Changed(changed) => functions = changed,
-        }
-    }
-    Err(SessionError::Restless { functions })
+    let enforcer = Enforcer::begin(&wanted.functions)?;
+    enforcer.while_it_changes(watcher, |read, watcher| {
+        let members = read.members(wanted)?;
+        watcher.phase("proving", None);
+        let subject = read.subject()?;
+        let positioner = Positioner::new(&subject)?;
+        enforcer.put_in_force(read, &positioner, &members, watcher)
+    })
 }
 
-enum Attempt {
-    InForce(Box<GroupInForce>),
-    /// The originals of these functions are others by now.
+/// How something went with a kernel that was read.
+pub(crate) enum Attempt<T> {
+    /// It is done.
+    Done(T),
+    /// The originals of these functions are others by now: the kernel has to be read again.
     Changed(Vec<String>),
 }
 
-fn attempt(
-    control: &Control,
-    source: &Source,
-    wanted: &GroupWanted,
-    watcher: &mut dyn Watcher,
-) -> Result<Attempt, SessionError> {
-    watcher.phase("analysing", None);
-    let chosen = Chosen::read(source, wanted)?;
-    let turn = control.turn()?;
-    // Functions of a group in force are refused as in use: whose they are says more.
-    let name = free_name(control, &chosen.group_name(), &turn, watcher)?;
-    watcher.phase("proving", None);
-    let positioned = chosen.position(name)?;
-    heed()?;
-    watcher.phase("loading", None);
-    let mut loaded = control.load(&positioned.module, &turn)?;
-    let enabled = enable(&chosen, &positioned, &mut loaded);
-    match enabled {
-        Ok(Enabling::Done(status)) => {
-            Ok(Attempt::InForce(Box::new(GroupInForce { positioned, status, loaded })))
+/// Puts groups of the running kernel in force.
+pub(crate) struct Enforcer {
+    control: Control,
+    source: Source,
+}
+
+impl Enforcer {
+    /// For groups whose first function has the first of these names.
+    ///
+    /// # Errors
+    /// If there is no control module, or such a group is in force.
+    pub(crate) fn begin(functions: &[String]) -> Result<Self, SessionError> {
+        let control = Control::default();
+        // Before the kernel is read, which takes seconds. If the function has another name, it is told later.
+        let name = Request::name_for(functions.first().map_or("", String::as_str));
+        match control.has_left(&name) {
+            Ok(_) | Err(ControlError::StillUsed { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
-        Ok(Enabling::Changed(functions)) => {
-            loaded.take_out(PATIENCE)?;
-            Ok(Attempt::Changed(functions))
-        }
-        Err(error) => {
-            if let Err(left) = loaded.take_out(PATIENCE) {
-                watcher.note(&left.to_string());
+        Ok(Self { control, source: Source::running() })
+    }
+
+    /// Reads the kernel and does something with it, and once more if the kernel has changed meanwhile.
+    pub(crate) fn while_it_changes<T>(
+        &self,
+        watcher: &mut dyn Watcher,
+        mut attempt: impl FnMut(&ReadKernel<'_>, &mut dyn Watcher) -> Result<Attempt<T>, SessionError>,
+    ) -> Result<T, SessionError> {
+        let mut functions = Vec::new();
+        for _ in 0..TRIES {
+            heed()?;
+            watcher.phase("analysing", None);
+            let read = ReadKernel::read(&self.source)?;
+            match attempt(&read, watcher)? {
+                Attempt::Done(done) => return Ok(done),
+                Attempt::Changed(changed) => functions = changed,
             }
-            Err(error)
+        }
+        Err(SessionError::Restless { functions })
+    }
+
+    /// Makes a group and leads calls to it.
+    ///
+    /// # Errors
+    /// If the functions cannot be copied, the kernel refuses the module or one of the functions, or this
+    /// program was asked to end. Nothing is in the kernel then.
+    pub(crate) fn put_in_force(
+        &self,
+        read: &ReadKernel<'_>,
+        positioner: &Positioner<'_>,
+        members: &Members,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Attempt<GroupInForce>, SessionError> {
+        heed()?;
+        let turn = self.control.turn()?;
+        // Functions of a group in force are refused as in use: whose they are says more.
+        let name = free_name(&self.control, &read.group_name(&members.roots), &turn, watcher)?;
+        let positioned = positioner.position(&members.request(name))?;
+        heed()?;
+        watcher.phase("loading", None);
+        let mut loaded = self.control.load(&positioned.module, &turn)?;
+        match enable(read, &positioned, &mut loaded) {
+            Ok(Enabling::Done(status)) => Ok(Attempt::Done(GroupInForce { positioned, status, loaded })),
+            Ok(Enabling::Changed(functions)) => {
+                loaded.take_out(PATIENCE)?;
+                Ok(Attempt::Changed(functions))
+            }
+            Err(error) => {
+                if let Err(left) = loaded.take_out(PATIENCE) {
+                    watcher.note(&left.to_string());
+                }
+                Err(error)
+            }
         }
     }
 }
@@ -129,11 +165,11 @@ enum Enabling {
 
 /// Enables a group if its originals are what was copied still.
 fn enable(
-    chosen: &Chosen<'_>,
+    read: &ReadKernel<'_>,
     positioned: &Positioned,
     loaded: &mut Loaded,
 ) -> Result<Enabling, SessionError> {
-    let changed = chosen.changed(positioned)?;
+    let changed = read.changed(positioned)?;
     heed()?;
     Ok(match changed.is_empty() {
         true => Enabling::Done(loaded.enable()?),
@@ -165,10 +201,19 @@ impl GroupInForce {
     /// # Errors
     /// If somebody else has taken the group out of force.
     pub fn hold(&self, time: Option<Duration>) -> Result<(), ControlError> {
+        self.hold_until(time, || false)
+    }
+
+    /// The same, at most until something `is_over`.
+    pub(crate) fn hold_until(
+        &self,
+        time: Option<Duration>,
+        is_over: impl Fn() -> bool,
+    ) -> Result<(), ControlError> {
         let begun = Instant::now();
         loop {
             let left = time.map(|time| time.saturating_sub(begun.elapsed()));
-            if left.is_some_and(|left| left.is_zero()) || AskedToEnd::signal().is_some() {
+            if left.is_some_and(|left| left.is_zero()) || AskedToEnd::signal().is_some() || is_over() {
                 return Ok(());
             }
             AskedToEnd::pause(left.unwrap_or(LOOK).min(LOOK));
