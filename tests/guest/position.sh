@@ -144,7 +144,7 @@ held "killed, it leaves the kernel's own code in force, and a module that status
         "trap 'exit 9' TERM; grep '^restitch_vfs_read enabled ' $DEVICE && kill -TERM \$PPID; sleep 5 & wait; exit 1"
     echo $? >/code
 ) >/said.run 2>&1 &
-ends 130 sh -c 'echo "do_sys_poll $$" >/owner; exec /program kernel position do_sys_poll --counts /counts'
+ends 130 sh -c 'echo "do_sys_poll $$" >/owner; exec /program kernel position do_sys_poll --order kept'
 said "group $GROUP, which nobody held any more, was taken out"
 said "group ${GROUP}_2, which nobody held any more, was taken out"
 said 'is out of the kernel'

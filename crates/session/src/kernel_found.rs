@@ -273,7 +273,7 @@ fn hottest(
     let hottest = sampled.hottest(1.0).into_iter().map(|own| own.id).filter(|id| can_be_root(*id));
     let roots: Vec<String> = hottest.take(most).map(|id| format!("{:#x}", read.start(id).get())).collect();
     if roots.is_empty() {
-        return Err(PositionError::NeverCalled("any function that can be moved".into()).into());
+        return Err(PositionError::NeverCalled("a function that can be moved".into()).into());
     }
     Ok(roots)
 }
