@@ -30,17 +30,6 @@ held() { echo "held: $*"; }
 # state NAME STATE: whether the control module says that a group is in it.
 state() { grep -q "^$1 $2 " $DEVICE; }
 
-# within SECONDS COMMAND...: until it succeeds.
-within() {
-    tries=$(($1 * 10))
-    shift
-    until "$@"; do
-        tries=$((tries - 1))
-        [ $tries -gt 0 ] || return 1
-        sleep 0.1
-    done
-}
-
 # run_loads SECONDS: all of them at once.
 run_loads() {
     pids=

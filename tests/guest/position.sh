@@ -28,17 +28,6 @@ ends() {
 # state STATE: whether the control module says that the group is in it.
 state() { grep -q "^$GROUP $1 " $DEVICE; }
 
-# within SECONDS COMMAND...: until it succeeds.
-within() {
-    tries=$(($1 * 10))
-    shift
-    until "$@"; do
-        tries=$((tries - 1))
-        [ $tries -gt 0 ] || return 1
-        sleep 0.1
-    done
-}
-
 # begin WORDS...: a restitch that goes on, until its group is in force.
 begin() {
     /program kernel position do_sys_poll "$@" >/said.begun 2>&1 &

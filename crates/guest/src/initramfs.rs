@@ -11,6 +11,8 @@ use crate::kernel::Module;
 
 /// The first process.
 const INIT: &str = include_str!("init.sh");
+/// What stands in front of each script.
+const FUNCTIONS: &str = include_str!("functions.sh");
 
 /// What the first root file system is made of.
 pub(crate) struct Ingredients<'a> {
@@ -38,7 +40,7 @@ pub(crate) fn initramfs(ingredients: &Ingredients<'_>) -> Result<Vec<u8>> {
         archive.file(&format!("/restitch/modules/{}.ko", module.name), 0o644, &module.bytes);
     }
     let job = ingredients.job;
-    archive.file("/restitch/script", 0o755, job.script.as_bytes());
+    archive.file("/restitch/script", 0o755, format!("{FUNCTIONS}{}", job.script).as_bytes());
     archive.file("/restitch/shell", 0o644, b"/bin/sh\n");
     let out: String = job.files_out.iter().map(|name| name.clone() + "\n").collect();
     archive.file("/restitch/out", 0o644, out.as_bytes());

@@ -28,7 +28,7 @@ pub struct FileIn {
 /// What a guest is to do.
 #[derive(Debug, Clone, Default)]
 pub struct Job {
-    /// A script for `/bin/sh`: busybox, or that of the root image.
+    /// A script for `/bin/sh`: busybox, or that of the root image. It has the functions of `functions.sh`.
     pub script: String,
     /// Files that it finds.
     pub files_in: Vec<FileIn>,

@@ -25,7 +25,7 @@ fn script() -> String {
             "insmod /group-{depth}.ko || exit 1\necho 'enable {group}' >&3 || exit 1\n\
              echo before {depth}\n/counters {group}\n/loads polls {CALLS} & /loads polls {CALLS}; wait\n\
              echo after {depth}\n/counters {group}\necho end {depth}\necho 'disable {group}' >&3 || exit 1\n\
-             until grep -q '^{group} registered ' /dev/restitch-kernel; do sleep 0.1; done\n\
+             within 300 grep -q '^{group} registered ' /dev/restitch-kernel || exit 1\n\
              rmmod {group} || exit 1\n"
         )
     });

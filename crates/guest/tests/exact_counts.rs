@@ -40,7 +40,7 @@ fn script() -> String {
         format!(
             "insmod /{group}.ko || exit 1\nwindow begin\n\
              echo 'enable {group}' >&3 || exit 1\n{loads}echo 'disable {group}' >&3 || exit 1\n\
-             until grep -q '^{group} registered ' /dev/restitch-kernel; do sleep 0.1; done\nwindow end\n\
+             within 300 grep -q '^{group} registered ' /dev/restitch-kernel || exit 1\nwindow end\n\
              echo {root}\ncat /sys/module/{group}/sections/.text /sys/module/{group}/sections/.text.unlikely\n\
              /counters {group}\nrmmod {group} || exit 1\n"
         )
