@@ -31,10 +31,10 @@ GROUPS = (
     ("tcp", "ip_local_deliver"),
     ("tcp", "__ip_local_out"),
     # What the modules of kernel/trials have warn, and patch.
-    ("-", "sysfs_remove_group"),
+    ("-", "sysfs_create_file_ns"),
     ("-", "cmdline_proc_show"),
 )
-# How often the script has sysfs_remove_group warn.
+# How often the script has sysfs_create_file_ns warn.
 WARNINGS = 3
 # Processors, and options of the control module: the last has it redirect as live patches do, which any kernel can.
 RUNS = ((1, ""), (2, ""), (2, "registers=1"))
@@ -63,7 +63,7 @@ def guest(action, kernel, *options):
 def warnings_alone(said):
     """The kernel complained as often as it was made to, and by nothing else."""
     complaints = [line for line in said.splitlines() if "the kernel complained: " in line]
-    if len(complaints) != WARNINGS or not all("WARNING: " in line and "fs/sysfs/group.c:" in line for line in complaints):
+    if len(complaints) != WARNINGS or not all("WARNING: " in line and "fs/sysfs/file.c:" in line for line in complaints):
         raise Failed(f"the kernel complained: {complaints}")
 
 

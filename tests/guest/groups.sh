@@ -8,8 +8,8 @@
 #	ADDRESS LENGTH SHA256 NAME
 #
 # SECONDS, KILLS: how long the groups are toggled, how many holders are killed; CONTROL: options of the control module.
-# TRIALS: with groups of sysfs_remove_group and cmdline_proc_show, the modules of kernel/trials in /trials, and nft: the
-# kernel warns in a copy, functions are patched, rules of the packet filter come and go.
+# TRIALS: with groups of sysfs_create_file_ns and cmdline_proc_show, the modules of kernel/trials in /trials, and nft:
+# the kernel warns in a copy, functions are patched, rules of the packet filter come and go.
 # Prints a line for each thing that held; the last is `all held`. Whatever does not hold ends it.
 TRACING=/sys/kernel/tracing
 DEVICE=/dev/restitch-kernel
@@ -65,13 +65,14 @@ traced() {
     grep -c " $1 *<-" $TRACING/trace
 }
 
-# warning FUNCTION: has sysfs_remove_group warn, prints the place in the source that is named, if the kernel says that
-# it was FUNCTION; its caller has to be found on the stack.
+# warning FUNCTION: has sysfs_create_file_ns warn, and sets `place` to the place in the source that is named, if the
+# kernel says that it was FUNCTION; its caller has to be found on the stack.
 warning() {
     insmod /trials/trial_warning.ko && rmmod trial_warning || failed "the kernel has not gone on after a warning"
     dd if=/dev/kmsg bs=8192 iflag=nonblock 2>/dev/null | tac | sed '/WARNING: /q' >/warned
     grep -q '; *trial_begin+0x' /warned || failed "the caller is not on the stack: $(cat /warned)"
-    sed -n "s/.*WARNING: .*\(fs\/sysfs\/group\.c:[0-9]*\)\( at\)* $1+0x.*/\1/p" /warned
+    place=$(sed -n "s/.*WARNING: .*\(fs\/sysfs\/file\.c:[0-9]*\)\( at\)* $1+0x.*/\1/p" /warned)
+    [ -n "$place" ] || failed "the warning is not one of $1: $(cat /warned)"
 }
 
 # is_patched: whether the live patch is in force.
@@ -144,8 +145,8 @@ held "loads without groups"
 
 if [ -n "${TRIALS-}" ]; then
     filtered
-    warned=$(warning sysfs_remove_group)
-    [ -n "$warned" ] || failed "the warning is $(cat /warned)"
+    warning sysfs_create_file_ns
+    warned=$place
     insmod /trials/trial_patch.ko || failed "the live patch is not taken"
     within 60 is_patched || failed "the live patch does nothing"
     exec 3<>$DEVICE
@@ -188,8 +189,8 @@ held "loads with all groups in force"
 if [ -n "${TRIALS-}" ]; then
     filtered
     held "rules of the packet filter come and go, and see all packets"
-    found=$(warning sysfs_remove_group.restitch)
-    [ "$found" = "$warned" ] || failed "a warning in a copy is of $found, not of $warned: $(cat /warned)"
+    warning sysfs_create_file_ns.restitch
+    [ "$place" = "$warned" ] || failed "a warning in a copy is of $place, not of $warned"
     held "a warning in a copy names the copy, its caller, and the source of the original"
     insmod /trials/trial_patch.ko && failed "a function is patched while its calls are led elsewhere"
     is_patched && failed "a live patch is in force that was refused"
@@ -274,7 +275,8 @@ done
 run_loads 1
 if [ -n "${TRIALS-}" ]; then
     filtered
-    [ "$(warning sysfs_remove_group)" = "$warned" ] || failed "the warning is $(cat /warned)"
+    warning sysfs_create_file_ns
+    [ "$place" = "$warned" ] || failed "the warning is of $place, not of $warned"
     insmod /trials/trial_patch.ko || failed "the live patch is not taken afterwards"
     within 60 is_patched || failed "the live patch does nothing afterwards"
     unpatch
