@@ -76,10 +76,11 @@ impl Looker<'_> {
 fn successors(decoded: &Decoded) -> [Option<Svma>; 2] {
     let next = Some(decoded.insn.end());
     match decoded.insn.flow {
-        Flow::Next => [next, None],
+        // A handler may step over a trap.
+        Flow::Next | Flow::Stop => [next, None],
         Flow::Jump(to) => [Some(to), None],
         Flow::Conditional(_, to) | Flow::ShortConditional(to) => [next, Some(to)],
         Flow::Call(_) | Flow::IndirectCall | Flow::IndirectJump | Flow::Return => [None, None],
-        Flow::Stop | Flow::Unsupported => [None, None],
+        Flow::Unsupported => [None, None],
     }
 }
