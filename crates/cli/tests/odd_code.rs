@@ -26,6 +26,8 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/computed.c", &["-O2", "-mcmodel=large", "-fPIE", "-pie"]),
     ("odd/computed.c", &["-O1", "-mcmodel=large", "-fPIE", "-pie", "-s"]),
     ("odd/computed.c", &["-O2", "-mcmodel=large", "-fno-pie", "-no-pie"]),
+    ("odd/long.c", &["-O2"]),
+    ("odd/long.c", &["-O1", "-s"]),
     ("odd/steps.c", &["-O2"]),
     ("odd/steps.c", &["-O1", "-no-pie", "-s"]),
     ("odd/tagged.c", &["-O2"]),

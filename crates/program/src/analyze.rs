@@ -112,7 +112,7 @@ fn settle_tables(sweep: &Sweep, leaders: &mut Leaders, tables: &mut [JumpTable])
         let span = sweep.span_at(table.jump_at).map(|s| sweep.spans[s].range);
         let entered_between = leaders.all.any_between(table.load_at + 1, table.jump_at + 1);
         // A table that a copy must not shorten: the original entries have to be those of one function family.
-        table.copyable = !entered_between && span.is_some();
+        table.copyable &= !entered_between && span.is_some();
         if !table.copyable {
             for &to in table.targets.iter().filter(|to| sweep.starts.contains(**to)) {
                 leaders.indirect.insert(to);

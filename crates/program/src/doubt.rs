@@ -255,7 +255,9 @@ impl<'a> Search<'a> {
         let sweep = self.sweep;
         let mut roots = self.entered.clone();
         for &to in self.tables.iter().flat_map(|t| t.targets.iter().chain(&t.tail)) {
-            roots.insert(to);
+            if sweep.starts.contains(to) {
+                roots.insert(to);
+            }
         }
         for symbol in self.image.symbols_with_aliases().iter().filter(|s| s.kind != SymbolKind::Object) {
             roots.insert(symbol.range.start);

@@ -6,16 +6,21 @@
 //! Idea: evaluate the straight-line code before the jump on symbols (constants and "entry of table T"). If
 //! the jump's target is an entry, the load that fetched it is the one instruction that a copy has to change.
 //! The table is then read forward for as long as its entries point to instruction boundaries of known
-//! functions, or to the end of one (what clang knows to be unreachable). That never ends too early, since
-//! every real entry does; it may run on into the next table, which costs bytes but no correctness (entries
-//! behind the believed end make no edges, [`JumpTable::tail`]).
+//! functions, or to the end of one (what clang knows to be unreachable). It may run on into the next table,
+//! which costs bytes but no correctness (entries behind the believed end make no edges,
+//! [`JumpTable::tail`]).
+//!
+//! What was read may be too little where a check of the index itself allows more, or where entries behind
+//! the believed end are so many that they are hardly others' ([`MOST_TAIL`]). Such a table is not copied:
+//! its jump leads to the original code.
 //!
 //! The believed end is the bound of the nearest preceding unsigned compare, else the next table, else the
 //! first entry that leaves the function's family. It only serves the edges of the flow graph.
 //!
 //! Limits: base registers that are set in another block are followed only when every definition of the
 //! register in the function gives the same constant (restoring pops apart). Tables of 1- or 2-byte entries
-//! are not recognised.
+//! are not recognised. An entry that leads to no known instruction ends a table of which no check is seen;
+//! and a table that is indexed from its middle, which compilers do not do, begins where the code names it.
 
 use crate::model::{JumpTable, TableEncoding};
 use crate::sweep::{Kind, Mini, Span, Sweep};
@@ -28,8 +33,9 @@ const WINDOW: usize = 24;
 /// How many instructions before a table load may hold its bounds check.
 const BOUND_WINDOW: usize = 40;
 /// No table is believed to have more entries than this.
-const MOST_ENTRIES: usize = 16_384;
-/// A copy holds at most this many entries behind the believed end.
+const MOST_ENTRIES: usize = 1 << 20;
+/// A copy holds at most this many entries behind the believed end. With more that look like such, the end is
+/// not believed: no copy is made.
 const MOST_TAIL: usize = 1_024;
 
 /// What is known of a register.
@@ -70,7 +76,7 @@ struct Found {
     encoding: TableEncoding,
 }
 
-/// All recognised tables, sorted by jump. `copyable` is decided later, when all leaders are known.
+/// All recognised tables, sorted by jump. `copyable` is settled later, when all leaders are known.
 pub(crate) fn find_tables(image: &Image, sweep: &Sweep) -> Vec<JumpTable> {
     let mut found = Vec::new();
     for &i in &sweep.indirect {
@@ -294,20 +300,22 @@ fn measure(image: &Image, sweep: &Sweep, found: &Found, tables: &[Svma]) -> Opti
     let next_table = tables.get(following).map_or(MOST_ENTRIES, index_of);
     // Two tables do not overlap, but a reference may point before its table's start, so look one table
     // further.
-    let limit =
-        tables.get(following + 1).map_or(MOST_ENTRIES, index_of).max(bound.unwrap_or(0)).min(MOST_ENTRIES);
-    let mut entries = read_entries(image, sweep, found, limit);
+    let limit = tables.get(following + 1).map_or(MOST_ENTRIES, index_of);
+    let limit = limit.max(bound.map_or(0, |bound| bound.entries)).min(MOST_ENTRIES);
+    let checked = bound.filter(|bound| bound.of_index).map_or(0, |bound| bound.entries);
+    let (mut entries, known) = read_entries(image, sweep, found, checked.min(limit), limit);
     let in_family = entries.iter().position(|t| !same_family(sweep, span, *t)).unwrap_or(entries.len());
     let end = match bound {
-        Some(bound) if bound <= entries.len() => bound,
+        Some(bound) if bound.entries <= known => bound.entries,
         // The check allows more than the table seems to hold: not the check of this table, or not a table.
-        _ => in_family.min(next_table),
+        _ => in_family.min(next_table).min(known),
     };
     if end == 0 {
         return None;
     }
-    let mut tail = entries.split_off(end);
-    tail.truncate(MOST_TAIL);
+    let tail = entries.split_off(end);
+    // What was read may be less than the code indexes, or leads somewhere that is not known.
+    let is_believed = checked <= known && tail.len() <= MOST_TAIL && end + tail.len() < MOST_ENTRIES;
     Some(JumpTable {
         jump_at: found.jump_at,
         load_at: found.load_at,
@@ -316,7 +324,7 @@ fn measure(image: &Image, sweep: &Sweep, found: &Found, tables: &[Svma]) -> Opti
         encoding: found.encoding,
         targets: entries,
         tail,
-        copyable: true,
+        copyable: is_believed,
     })
 }
 
@@ -331,8 +339,16 @@ fn entry_width(encoding: TableEncoding) -> u64 {
     }
 }
 
-fn read_entries(image: &Image, sweep: &Sweep, found: &Found, limit: usize) -> Vec<Svma> {
-    let mut out = Vec::new();
+/// Reads entries for as long as they lead to instructions, `checked` ones in any case, and no more than
+/// `limit`; and how many of them lead to instructions before the first that does not.
+fn read_entries(
+    image: &Image,
+    sweep: &Sweep,
+    found: &Found,
+    checked: usize,
+    limit: usize,
+) -> (Vec<Svma>, usize) {
+    let (mut out, mut known) = (Vec::new(), None);
     for i in 0..limit as u64 {
         let at = found.table + i * entry_width(found.encoding);
         let target = match found.encoding {
@@ -343,14 +359,19 @@ fn read_entries(image: &Image, sweep: &Sweep, found: &Found, limit: usize) -> Ve
                 None => image.read_u64(at).map(Svma::new),
             },
         };
-        match target {
-            // Clang sends what cannot happen (`__builtin_unreachable`) to the end of the function, where no
-            // code is.
-            Some(target) if sweep.starts.contains(target) || sweep.is_end(target) => out.push(target),
-            _ => break,
+        let Some(target) = target else { break };
+        // Clang sends what cannot happen (`__builtin_unreachable`) to the end of the function, where no code
+        // is.
+        if !sweep.starts.contains(target) && !sweep.is_end(target) {
+            known = known.or(Some(out.len()));
+            if out.len() >= checked {
+                break;
+            }
         }
+        out.push(target);
     }
-    out
+    let known = known.unwrap_or(out.len());
+    (out, known)
 }
 
 /// Whether `target` lies in the jump's own function or in a function that branches into its middle
@@ -370,8 +391,16 @@ fn is_split_part(sweep: &Sweep, span: usize, other: usize) -> bool {
     sweep.targets_in(part.range).iter().any(|t| home.range.contains(t.1) && t.1 != home.range.start)
 }
 
-/// The number of entries that the nearest preceding unsigned compare with a constant allows.
-fn bound_before(image: &Image, sweep: &Sweep, span: usize, load_at: Svma) -> Option<usize> {
+/// What an unsigned compare with a constant allows.
+#[derive(Debug, Clone, Copy)]
+struct Bound {
+    entries: usize,
+    /// Whether it compares what the table is indexed by, as far as straight-line code says.
+    of_index: bool,
+}
+
+/// What the nearest preceding unsigned compare with a constant allows.
+fn bound_before(image: &Image, sweep: &Sweep, span: usize, load_at: Svma) -> Option<Bound> {
     let minis = sweep.minis_of(&sweep.spans[span]);
     let load = sweep.starts.below(load_at) - sweep.spans[span].first;
     let from = load.saturating_sub(BOUND_WINDOW);
@@ -381,10 +410,59 @@ fn bound_before(image: &Image, sweep: &Sweep, span: usize, load_at: Svma) -> Opt
             Kind::Conditional(Condition::Below | Condition::AboveOrEqual) => 0,
             _ => return None,
         };
-        let compare = (from..i).rev().take(3).find_map(|j| match decode(image, sweep, &minis[j])?.op {
-            Op::CompareConstant(_, c, _) | Op::CompareMemory(_, c, _) => Some(c),
-            _ => None,
-        })?;
-        usize::try_from(compare + inclusive).ok().filter(|n| (1..=MOST_ENTRIES).contains(n))
+        let (at, compared, constant) =
+            (from..i).rev().take(3).find_map(|j| match decode(image, sweep, &minis[j])?.op {
+                Op::CompareConstant(reg, c, _) => Some((j, Some(reg), c)),
+                Op::CompareMemory(_, c, _) => Some((j, None, c)),
+                _ => None,
+            })?;
+        let entries = usize::try_from(constant.checked_add(inclusive)?).ok();
+        let entries = entries.filter(|n| (1..=MOST_ENTRIES).contains(n))?;
+        let code = |range: std::ops::Range<usize>| range.rev().map(|k| decode(image, sweep, &minis[k]));
+        let of_index =
+            index_of_load(image, sweep, &minis[load]).zip(compared).is_some_and(|(index, compared)| {
+                let index = before_copies(code(at + 1..load), index);
+                index == Some(compared)
+                    || index.is_some_and(|index| is_copied_before(code(from..at), index, compared))
+            });
+        Some(Bound { entries, of_index })
     })
+}
+
+/// The register by which a load, or a jump through memory, indexes its table.
+fn index_of_load(image: &Image, sweep: &Sweep, mini: &Mini) -> Option<Reg> {
+    match decode(image, sweep, mini)?.op {
+        Op::Load { mem, .. } | Op::JumpMemory(mem) if mem.scale > 1 => mem.index,
+        _ => None,
+    }
+}
+
+/// The register that what `reg` holds was in before `code`, which is given from its end: it is copied there
+/// at most.
+fn before_copies(code: impl Iterator<Item = Option<Decoded>>, mut reg: Reg) -> Option<Reg> {
+    for insn in code {
+        let insn = insn?;
+        if insn.writes >> reg.0 & 1 == 1 {
+            reg = copied(&insn, reg)?;
+        }
+    }
+    Some(reg)
+}
+
+/// Whether `reg` is a copy of `source` behind `code`, which is given from its end.
+fn is_copied_before(mut code: impl Iterator<Item = Option<Decoded>>, reg: Reg, source: Reg) -> bool {
+    let last = code.find_map(|insn| match insn {
+        Some(insn) if insn.writes >> reg.0 & 1 == 1 => Some(copied(&insn, reg)),
+        Some(insn) if insn.writes >> source.0 & 1 == 0 => None,
+        _ => Some(None),
+    });
+    last.flatten() == Some(source)
+}
+
+/// What the instruction, which writes `reg`, copies there.
+fn copied(insn: &Decoded, reg: Reg) -> Option<Reg> {
+    match insn.op {
+        Op::Copy(to, from, _) | Op::SignExtend(to, from) if to == reg => Some(from),
+        _ => None,
+    }
 }
