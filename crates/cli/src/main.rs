@@ -28,12 +28,13 @@ mod switch;
 mod version_args;
 
 use clap::Parser;
-use restitch_session::{ExitCode, survive_file_limits};
+use restitch_session::{ExitCode, be_told_of_children, survive_file_limits};
 use std::process::ExitCode as ProcessExit;
 
 fn main() -> ProcessExit {
     std::panic::set_hook(Box::new(print::panicked));
     survive_file_limits();
+    be_told_of_children();
     let parsed = match args::Args::try_parse() {
         Ok(parsed) => parsed,
         Err(error) => {

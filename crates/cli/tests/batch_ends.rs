@@ -3,7 +3,7 @@
 mod common;
 
 use common::batching::Batch;
-use common::{PATIENCE, code, finish};
+use common::{PATIENCE, code, finish, with_signals};
 use restitch_testkit::{Guarded, wait_until};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
@@ -11,16 +11,6 @@ use std::process::{Command, Stdio};
 /// The signals that end a command, as a terminal's shell has them: who starts these tests in the background
 /// may ignore some, and all that they start would, too.
 const HEEDED: [&str; 1] = ["--default-signal=INT,QUIT,TERM,HUP"];
-
-/// `inner`, to be started with other `settings` of its signals (options of `env`).
-fn with_signals(settings: &[&str], inner: &Command) -> Command {
-    let mut outer = Command::new("env");
-    outer.args(settings).arg(inner.get_program()).args(inner.get_args());
-    for (name, value) in inner.get_envs() {
-        outer.env(name, value.expect("set"));
-    }
-    outer
-}
 
 /// A `batch` of its own group whose command has set up its traps: what it does first is `script`, then it
 /// waits.

@@ -15,7 +15,7 @@ use crate::interrupt::heed;
 use restitch_apply::{Why, explained};
 use restitch_perf::{CounterEvent, CounterOptions, Counters};
 use restitch_report::{Better, Helped, Verdict, stats};
-use restitch_tracee::AskedToEnd;
+use restitch_tracee::{AskedToEnd, as_started};
 use std::io::{self, Read};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -63,6 +63,7 @@ impl Metric {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        as_started(&mut command);
         let mut running = command.spawn()?;
         let (output, errors) = (reader(running.stdout.take()), reader(running.stderr.take()));
         let mut texts = Vec::new();

@@ -5,12 +5,13 @@
 //! leaves the parent its own). Idea: what the tracer learns of an [`OwnChild`] is kept for it.
 
 use crate::clock::now;
+use crate::disposition::as_started;
 use crate::error::TraceError;
 use crate::waitid::waitid;
 use restitch_procfs::ProcessId;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -68,14 +69,15 @@ fn as_shell(status: i32) -> i32 {
 pub struct OwnChild(Child);
 
 impl OwnChild {
-    /// Starts `command` as a shell does: a text file that names no interpreter is a script of `/bin/sh`.
+    /// Starts `command` as a shell does: a text file that names no interpreter is a script of `/bin/sh`. It
+    /// finds the signals [as this program did](as_started).
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
-        // SAFETY: the closure does nothing. Its presence makes `Command` call `execvp` in place of
-        // `posix_spawnp`, which refuses such files.
-        unsafe { command.pre_exec(|| Ok(())) };
+        // (Work in front of the exec makes `Command` call `execvp` in place of `posix_spawnp`, which refuses
+        // such files.)
+        as_started(command);
         let child = command.spawn()?;
         expect_end(child.id() as i32);
         Ok(Self(child))

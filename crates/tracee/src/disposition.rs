@@ -1,8 +1,73 @@
-//! What signals do to this program.
+//! What signals do to this program, and to the commands that it starts.
+//!
+//! A command finds the dispositions and the mask that this program was started with, as behind `env` or
+//! `nohup`. Handlers are gone with the exec, and what is ignored is not changed, but for two: SIGPIPE, which
+//! Rust's run time changes before `main` and in front of each exec, where it empties the mask as well; and
+//! SIGCHLD, which this program does not ignore ([`be_told_of_children`]). So these are noted before `main`
+//! ([`NOTE`]) and [given back](give_back) in front of the exec of a command.
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::ptr::null_mut;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Whether SIGPIPE was ignored when this program was started.
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+/// Whether SIGCHLD was.
+static CHILDREN_IGNORED: AtomicBool = AtomicBool::new(false);
+/// What was blocked then: bit `n - 1` for signal `n`, as the kernel has it.
+static BLOCKED: AtomicU64 = AtomicU64::new(0);
+
+/// Run by the C library before `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static NOTE: extern "C" fn() = note_given;
+
+extern "C" fn note_given() {
+    PIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
+    CHILDREN_IGNORED.store(is_ignored(libc::SIGCHLD), Ordering::Relaxed);
+    let mut blocked = 0u64;
+    // SAFETY: the kernel writes a mask of the size that is given into `blocked`, a live local.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, null::<u64>(), &raw mut blocked, 8) };
+    BLOCKED.store(blocked, Ordering::Relaxed);
+}
+
+/// Lets the program that this process is about to execute find what this program was started with.
+/// Async-signal-safe.
+///
+/// # Errors
+/// If a disposition cannot be set.
+pub(crate) fn give_back() -> io::Result<()> {
+    for (signal, was_ignored) in [(libc::SIGPIPE, &PIPE_IGNORED), (libc::SIGCHLD, &CHILDREN_IGNORED)] {
+        if was_ignored.load(Ordering::Relaxed) {
+            set_disposition(signal, libc::SIG_IGN, 0)?;
+        }
+    }
+    let blocked = BLOCKED.load(Ordering::Relaxed);
+    // SAFETY: the kernel reads a mask of the size that is given from `blocked`, a live local.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const blocked, null_mut::<u64>(), 8)
+    };
+    Ok(())
+}
+
+/// Lets `command` find the dispositions and the mask that this program was started with. To be called for
+/// each command of a user's.
+pub fn as_started(command: &mut Command) {
+    // SAFETY: the closure makes async-signal-safe calls only, and allocates nothing.
+    unsafe { command.pre_exec(give_back) };
+}
+
+/// From now on this program's children leave a status. (Those of a program that ignores SIGCHLD leave none,
+/// and to wait for them is an error.) What it starts finds what it was started with: [`as_started`].
+pub fn be_told_of_children() {
+    if is_ignored(libc::SIGCHLD) {
+        // It cannot fail: the signal is there, and may be handled.
+        let _ = set_disposition(libc::SIGCHLD, libc::SIG_DFL, 0);
+    }
+}
 
 /// Whether a signal is ignored.
 pub(crate) fn is_ignored(signal: i32) -> bool {

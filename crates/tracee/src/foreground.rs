@@ -7,14 +7,13 @@
 //! while the command was being started it may not have got: that is passed on, whoever sent it. What this
 //! program was told to ignore stays ignored.
 //!
-//! The command starts with the dispositions and the mask that this program was started with. For SIGPIPE,
-//! which Rust's run time changes before `main`, the disposition is noted before that ([`NOTE`]). Signals are
-//! blocked between the change and the fork, so that each meets one state or the other.
+//! The command starts with the dispositions and the mask that this program was started with ([`give_back`]).
+//! Signals are blocked between the change and the fork, so that each meets one state or the other.
 //!
 //! Limits: one command at a time (a second one's signals would go to the first); a signal that is sent to the
 //! group by a process reaches the command twice, as does what the terminal sends while it is being started.
 
-use crate::disposition::{end_by, is_forked, is_ignored, set_disposition};
+use crate::disposition::{end_by, give_back, is_forked, is_ignored, set_disposition};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -32,22 +31,10 @@ const LOOK: Duration = Duration::from_millis(5);
 static NOTED: AtomicU64 = AtomicU64::new(0);
 /// An event counter by which the handler wakes whoever waits; -1 if there is none.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
-/// Whether SIGPIPE was ignored when this program was started.
-static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
-
 /// The process that handles signals.
 static HANDLING: AtomicI32 = AtomicI32::new(0);
 /// Whether the command is not known to have got what the terminal sends: it is being started.
 static STARTING: AtomicBool = AtomicBool::new(false);
-
-/// Run by the C library before `main`.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static NOTE: extern "C" fn() = note_dispositions;
-
-extern "C" fn note_dispositions() {
-    PIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
-}
 
 /// Async-signal-safe: two atomics and `write`.
 extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -85,8 +72,6 @@ fn set_mask(how: i32, mask: &libc::sigset_t) -> libc::sigset_t {
 #[derive(Debug)]
 struct Handled {
     signals: Vec<i32>,
-    /// Children of a program that ignores SIGCHLD leave no status.
-    children_ignored: bool,
 }
 
 impl Handled {
@@ -97,9 +82,7 @@ impl Handled {
         let handler = note as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
         let handle =
             |s: &i32| set_disposition(*s, handler as usize, libc::SA_SIGINFO | libc::SA_RESTART).is_ok();
-        let children_ignored =
-            is_ignored(libc::SIGCHLD) && set_disposition(libc::SIGCHLD, libc::SIG_DFL, 0).is_ok();
-        Self { signals: wanted.filter(handle).collect(), children_ignored }
+        Self { signals: wanted.filter(handle).collect() }
     }
 }
 
@@ -136,19 +119,12 @@ impl Foreground {
         NOTED.store(0, Ordering::SeqCst);
         WAKE.store(wake.as_ref().map_or(-1, AsRawFd::as_raw_fd), Ordering::SeqCst);
         let handled = Handled::begin();
-        let (signals, children_ignored) = (handled.signals.clone(), handled.children_ignored);
+        let signals = handled.signals.clone();
         // SAFETY: the closure makes async-signal-safe calls only, and allocates nothing.
         unsafe {
             command.pre_exec(move || {
                 signals.iter().try_for_each(|s| set_disposition(*s, libc::SIG_DFL, 0))?;
-                if children_ignored {
-                    set_disposition(libc::SIGCHLD, libc::SIG_IGN, 0)?;
-                }
-                if PIPE_IGNORED.load(Ordering::Relaxed) {
-                    set_disposition(libc::SIGPIPE, libc::SIG_IGN, 0)?;
-                }
-                set_mask(libc::SIG_SETMASK, &before);
-                Ok(())
+                give_back()
             });
         }
         let child = command.spawn();

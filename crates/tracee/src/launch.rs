@@ -2,6 +2,7 @@
 
 use crate::breakpoint::Breakpoint;
 use crate::child::expect_end;
+use crate::disposition::give_back;
 use crate::error::TraceError;
 use crate::memory::Memory;
 use crate::seize::{OPTIONS, hold_thread, remember_stragglers};
@@ -140,7 +141,8 @@ fn wait_for_tracer(ready: i32, go: i32) -> io::Result<()> {
 }
 
 impl TraceEvents {
-    /// Starts `command` as a tracee. The first event is its [`TraceEvent::Exec`].
+    /// Starts `command` as a tracee, which finds the signals [as this program did](crate::as_started). The
+    /// first event is its [`TraceEvent::Exec`].
     pub fn spawn(command: Command, options: LaunchOptions) -> Result<Self, TraceError> {
         Self::spawn_looking(command, options, START_POLL)
     }
@@ -161,6 +163,7 @@ impl TraceEvents {
             command.pre_exec(move || {
                 // Or the read below would not see the parent's death.
                 libc::close(own_go_fd);
+                give_back()?;
                 wait_for_tracer(ready_fd, go_fd)
             });
         }

@@ -72,7 +72,7 @@ pub use borrow::Borrow;
 pub use child::{OwnChild, wait_for_child};
 pub use collapse::collapse_pages;
 pub use descriptors::{close_on_exec, own_descriptors};
-pub use disposition::survive_file_limits;
+pub use disposition::{as_started, be_told_of_children, survive_file_limits};
 pub use error::TraceError;
 pub use follow::{Children, FollowEvent, Followed, Unfollowed};
 pub use foreground::Foreground;

@@ -172,6 +172,16 @@ pub fn finish(command: &mut Command) -> Finished {
     finished
 }
 
+/// `inner`, to be started with other `settings` of its signals (options of `env`).
+pub fn with_signals(settings: &[&str], inner: &Command) -> Command {
+    let mut outer = Command::new("env");
+    outer.args(settings).arg(inner.get_program()).args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        outer.env(name, value.expect("set"));
+    }
+    outer
+}
+
 /// Asserts the exit code and that the message names each of `words`.
 #[track_caller]
 pub fn expect_message(finished: &Finished, code: i32, words: &[&str]) {
