@@ -1,11 +1,14 @@
-//! Signals: what commands find of those that restitch was started with.
+//! Signals: what commands find of those that restitch was started with, and what suspending restitch (Ctrl-Z)
+//! does to the process that it works on: nothing.
 
 mod common;
 
-use common::{Restitch, Target, code, finish, stoppable, with_signals};
-use restitch_testkit::{SUCCESS, require, scratch};
+use common::{PATIENCE, Random, Restitch, Target, code, finish, look, stoppable, with_signals};
+use restitch_testkit::{Guarded, SUCCESS, require, scratch, wait_until};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Options of `env` by which restitch finds other dispositions and another mask than a shell has.
 const GIVEN: [&[&str]; 3] = [
@@ -97,5 +100,112 @@ fn a_metric_starts_with_the_signals_that_restitch_was_started_with() {
         std::fs::remove_file(&seen).expect("it is there");
     }
     target.assert_goes_back(&restitch);
+    target.stop();
+}
+
+fn send(signal: &str, to: u32) {
+    assert!(Command::new("kill").args(["-s", signal, &to.to_string()]).status().expect("kill").success());
+}
+
+/// A line of `/proc/PID/status`; nothing of a process that has ended.
+fn said(pid: u32, name: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_default().trim().into()
+}
+
+/// Suspends a restitch at work on `target` and lets it go on; false if it has ended before. Whatever it was
+/// doing, the target works meanwhile.
+#[track_caller]
+fn suspend(working: &mut Guarded, target: &mut Target) -> bool {
+    let (own, pid) = (working.pid(), target.pid());
+    send("TSTP", own);
+    let is_suspended = wait_until(PATIENCE, || match said(own, "State").chars().next() {
+        Some('T') => Some(true),
+        None | Some('Z') => Some(false),
+        _ => None,
+    });
+    if !is_suspended.expect("it is suspended, or ends") {
+        return false;
+    }
+    // The tracing thread may be on its last way, which no stop interrupts.
+    wait_until(PATIENCE, || (said(pid, "TracerPid") == "0").then_some(())).expect("it was let go");
+    target.assert_computing("while restitch is suspended");
+    assert!(said(own, "State").starts_with('T'));
+    send("CONT", own);
+    true
+}
+
+/// A restitch of a process group of its own whose parent is not in it, as that of a shell's job.
+fn job(restitch: &Restitch, arguments: &[&str]) -> Guarded {
+    let mut command = restitch.command(arguments);
+    let heeding = ["--default-signal=TSTP,CONT"];
+    let mut command = with_signals(&heeding, command.stdin(Stdio::null()));
+    command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null());
+    Guarded::spawn(&mut command).expect("it starts")
+}
+
+#[test]
+fn a_process_that_is_traced_works_while_restitch_is_suspended() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let profile = folder.path().join("profile").display().to_string();
+    for source in ["trace", "burst"] {
+        let mut target = Target::start(&program);
+        let pid = target.pid().to_string();
+        let words = ["record", "--source", source, "--duration", "20", "-o", &profile, "-p", &pid];
+        let mut working = job(&restitch, &words);
+        for _ in 0..2 {
+            let traced = || (said(target.pid(), "TracerPid") != "0").then_some(());
+            wait_until(PATIENCE, traced).expect("it is traced, also after it went on");
+            assert!(suspend(&mut working, &mut target), "{source}");
+        }
+        let status = working.wait_within(PATIENCE).expect("it ends");
+        assert_eq!(status.code(), Some(code::DONE), "{source}");
+        restitch.run(&["profile", "show", &profile, "--program", &program.display().to_string()]).expect(0);
+        assert_eq!(look::differences(target.pid()), [], "{source}");
+        target.stop();
+    }
+}
+
+#[test]
+fn a_process_that_is_attached_to_works_whenever_restitch_is_suspended() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, mut target) = (Restitch::new(), Target::start(&program));
+    let pid = target.pid().to_string();
+    let mut random = Random::new(34);
+    for _ in 0..3 {
+        let mut working = job(&restitch, &["attach", &pid, "--duration", "0.5", "--measure", "0"]);
+        loop {
+            std::thread::sleep(Duration::from_millis(random.below(400)));
+            if !suspend(&mut working, &mut target) {
+                break;
+            }
+        }
+        let status = working.wait_within(PATIENCE).expect("it ends");
+        assert_eq!(status.code(), Some(code::DONE));
+    }
+    target.assert_goes_back(&restitch);
+    target.stop();
+}
+
+/// A suspension that was noted, and did not come to be, is over with SIGCONT.
+#[test]
+fn who_is_told_to_go_on_is_not_suspended_later() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, folder, mut target) = (Restitch::new(), scratch(), Target::start(&program));
+    let profile = folder.path().join("profile").display().to_string();
+    let pid = target.pid().to_string();
+    let words = ["record", "--source", "trace", "--duration", "3", "-o", &profile, "-p", &pid];
+    let mut working = job(&restitch, &words);
+    let own = working.pid();
+    let traced = || (said(target.pid(), "TracerPid") != "0").then_some(());
+    wait_until(PATIENCE, traced).expect("it is traced");
+    for _ in 0..50 {
+        let both = format!("kill -s TSTP {own}; kill -s CONT {own}");
+        let _ = Command::new("sh").args(["-c", &both]).stderr(Stdio::null()).status();
+    }
+    let status = working.wait_within(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(code::DONE));
     target.stop();
 }

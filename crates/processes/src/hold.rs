@@ -8,14 +8,14 @@
 use restitch_tracee::Stopped;
 use std::sync::mpsc::channel;
 
-/// Does `work` while all threads of process `pid` stand still. Where they cannot be stopped (one is in the
-/// kernel for long, or the process is about to end), they run meanwhile.
+/// Does `work` while all threads of process `pid`, which this program has started, stand still. Where they
+/// cannot be stopped (one is in the kernel for long, or the process is about to end), they run meanwhile.
 pub fn holding<T>(pid: i32, work: impl FnOnce() -> T) -> T {
     let (held, is_held) = channel::<()>();
     let (done, is_done) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let stopped = Stopped::seize_all(pid);
+            let stopped = Stopped::seize_all(pid).map(Stopped::of_own_command);
             drop(held);
             // An error: the other side is gone, which says the same.
             let _ = is_done.recv();

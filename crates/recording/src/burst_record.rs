@@ -377,12 +377,13 @@ pub fn trace_and_take_out(
     set: &mut ProcessSet,
     code: Code,
     rest: Option<Duration>,
-    tracing: Tracing,
+    mut tracing: Tracing,
     records: &mut BranchRecords,
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
     refuse_shadow_stack(set.leader.target().pid())?;
     let is_command = code.is_command;
+    tracing.options.is_own = is_command;
     let (scope, versions) = match code.whole {
         Some((scope, versions)) => (scope, Some(versions)),
         None => {

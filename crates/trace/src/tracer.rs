@@ -5,7 +5,7 @@ use crate::data::{Data, Pages};
 use crate::error::BranchTraceError;
 use crate::options::{LookAhead, TraceOptions};
 use crate::pace::Pace;
-use crate::report::{Record, RecordEnd, Sink, TraceReport};
+use crate::report::{Missed, Record, RecordEnd, Sink, TraceReport};
 use crate::reserve::leaving_some;
 use crate::signal;
 use crate::spin_wait::SpinWait;
@@ -14,9 +14,10 @@ use restitch_address::{Avma, AvmaRange};
 use restitch_evaluate::{Code, Ended, Memory, State, Step, Stuck, Taken, Tally, follow};
 use restitch_procfs as procfs;
 use restitch_tracee::{
-    Children, FollowEvent, Followed, Registers, Stopped, TraceEvents, Unfollowed, own_descriptors,
+    Children, FollowEvent, Followed, HoldsOther, Registers, Stopped, TraceEvents, Unfollowed, be_suspended,
+    is_to_be_suspended, own_descriptors,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -77,6 +78,29 @@ pub fn trace_together(
     stop: &AtomicBool,
     sink: &mut dyn Sink,
 ) -> Result<TraceReport, BranchTraceError> {
+    let mut part = trace_until_suspended(pid, others, options, Before::default(), stop, sink)?;
+    while let Some(Rest { options, relatives, before }) = part.rest.take() {
+        be_suspended();
+        part = match trace_until_suspended(pid, &relatives, options, before, stop, sink) {
+            // It has ended meanwhile.
+            Err(error) if error.is_gone() => break,
+            next => next?,
+        };
+    }
+    Ok(part.report)
+}
+
+/// The same to the end, or to where this program is to be suspended: the processes have been let go then.
+fn trace_until_suspended(
+    pid: i32,
+    others: &[Relative],
+    options: TraceOptions,
+    before: Before,
+    stop: &AtomicBool,
+    sink: &mut dyn Sink,
+) -> Result<Part, BranchTraceError> {
+    // Dropped behind the end of the tracing thread.
+    let _waiting = HoldsOther::begin();
     // The end of the tracing thread is what lets the target go, without interrupting anything: see
     // `Followed`.
     std::thread::scope(|scope| {
@@ -85,13 +109,37 @@ pub fn trace_together(
             let numbers: Vec<i32> = others.iter().map(|other| other.pid).collect();
             let signal = signal::choose(pid, &numbers)?;
             let followed = Followed::seize(pid, signal, children(&options))?;
-            let mut tracer = Tracer::with(followed, signal, options, sink)?;
+            let mut tracer = Tracer::with(followed, signal, options, before, sink)?;
+            tracer.is_own = false;
             others.iter().for_each(|other| tracer.add_relative(other));
             tracer.run_to_the_end(stop)
         });
         let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
         tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// What was traced before this program was suspended.
+#[derive(Default)]
+struct Before {
+    report: TraceReport,
+    /// Threads and processes that were traced up to there: they are in the report.
+    threads: BTreeSet<i32>,
+    processes: BTreeSet<i32>,
+}
+
+/// What has come of tracing, and what is left to be done if that was not all.
+struct Part {
+    report: TraceReport,
+    rest: Option<Rest>,
+}
+
+/// What is left to be done when this program goes on. (Processes that are made until then are not traced.)
+struct Rest {
+    options: TraceOptions,
+    /// Who was traced beside the first process.
+    relatives: Vec<Relative>,
+    before: Before,
 }
 
 /// The same for a process that this thread has started and holds ([`TraceEvents`]): it is traced from there
@@ -112,9 +160,9 @@ pub fn trace_held(
     let pid = stopped.pid();
     let signal = signal::choose(pid, &[])?;
     let followed = Followed::take_over(events, &stopped, signal, children(&options))?;
-    let tracer = Tracer::with(followed, signal, options, sink)?;
+    let tracer = Tracer::with(followed, signal, options, Before::default(), sink)?;
     stopped.resume();
-    tracer.run_to_the_end(stop)
+    tracer.run_to_the_end(stop).map(|part| part.report)
 }
 
 fn children(options: &TraceOptions) -> Children {
@@ -149,6 +197,11 @@ struct Tracer<'a> {
     /// Process of threads, and CPU time when they were first and last looked at.
     cpu: BTreeMap<i32, (i32, Duration, Duration)>,
     accounted: Instant,
+    /// Threads and processes that are in the report already.
+    known: (BTreeSet<i32>, BTreeSet<i32>),
+    begun: Instant,
+    /// The processes are this program's own: they may wait while it is suspended.
+    is_own: bool,
 }
 
 impl<'a> Tracer<'a> {
@@ -156,6 +209,7 @@ impl<'a> Tracer<'a> {
         followed: Followed,
         signal: i32,
         options: TraceOptions,
+        before: Before,
         sink: &'a mut dyn Sink,
     ) -> Result<Self, BranchTraceError> {
         let pid = followed.pid();
@@ -169,7 +223,7 @@ impl<'a> Tracer<'a> {
             pages: Pages::default(),
             pace,
             threads: BTreeMap::new(),
-            report: TraceReport::default(),
+            report: before.report,
             sink,
             outbox: Vec::new(),
             unset: Vec::new(),
@@ -177,8 +231,13 @@ impl<'a> Tracer<'a> {
             spin_wait: SpinWait::default(),
             cpu: BTreeMap::new(),
             accounted: Instant::now(),
+            known: (before.threads, before.processes),
+            begun: Instant::now(),
+            is_own: true,
         };
-        tracer.report.processes = 1;
+        // Those that are still there are missed again.
+        tracer.report.missed = Missed::default();
+        tracer.count_process(pid);
         let tids: Vec<i32> = tracer.followed.threads().collect();
         let opened = tids.into_iter().map(|tid| tracer.add_thread(pid, tid)).collect();
         tracer.report.missed.note_first(opened, tracer.threads.len())?;
@@ -205,11 +264,15 @@ impl<'a> Tracer<'a> {
             return;
         }
         self.processes.insert(pid, Process { code, restartable: relative.restartable.clone() });
-        self.report.processes += 1;
+        self.count_process(pid);
         for tid in tids {
             let opened = self.add_thread(pid, tid);
             self.report.missed.note(opened);
         }
+    }
+
+    fn count_process(&mut self, pid: i32) {
+        self.report.processes += usize::from(!self.known.1.remove(&pid));
     }
 
     /// Opens the events of a thread. One that has ended already is left out.
@@ -218,7 +281,7 @@ impl<'a> Tracer<'a> {
         let (event, signal) = (self.options.event, self.signal);
         match leaving_some(tid, || Thread::open(pid, tid, event, signal, period)) {
             Ok(thread) => {
-                self.report.threads += 1;
+                self.report.threads += usize::from(!self.known.0.remove(&tid));
                 self.threads.insert(tid, thread);
                 let now = procfs::thread_cpu_time(pid, tid).unwrap_or_default();
                 self.cpu.insert(tid, (pid, now, now));
@@ -229,18 +292,46 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    fn run_to_the_end(mut self, stop: &AtomicBool) -> Result<TraceReport, BranchTraceError> {
+    fn run_to_the_end(mut self, stop: &AtomicBool) -> Result<Part, BranchTraceError> {
         let result = self.run(stop);
+        let mut rest = matches!(result, Ok(true)).then(|| self.rest());
         self.finish_all();
         if let Some(Unfollowed { number, why }) = self.followed.take_unfollowed() {
             self.report.missed.note_some(number, &why);
         }
-        result.map(|()| self.report)
+        rest.iter_mut().for_each(|rest| rest.before.report = self.report.clone());
+        result.map(|_| Part { report: self.report, rest })
     }
 
-    fn run(&mut self, stop: &AtomicBool) -> Result<(), BranchTraceError> {
-        let end = self.options.duration.map(|duration| Instant::now() + duration);
+    /// What would be left to be done from here on.
+    fn rest(&self) -> Rest {
+        let mut options = self.options.clone();
+        options.duration = options.duration.map(|duration| duration.saturating_sub(self.begun.elapsed()));
+        options.seed = options.seed.wrapping_add(1);
+        let relative = |(pid, process): (&i32, &Process)| Relative {
+            pid: *pid,
+            restartable: process.restartable.clone(),
+        };
+        let (first, relatives): (Vec<Relative>, Vec<Relative>) =
+            self.processes.iter().map(relative).partition(|process| process.pid == self.followed.pid());
+        options.restartable = first.into_iter().flat_map(|first| first.restartable).collect();
+        let threads = self.threads.keys().copied().collect();
+        let processes = self.processes.keys().copied().collect();
+        Rest { options, relatives, before: Before { report: TraceReport::default(), threads, processes } }
+    }
+
+    /// Whether the processes are to be let go, as this program is to be suspended.
+    fn gives_way(&self) -> bool {
+        !self.is_own && is_to_be_suspended()
+    }
+
+    /// Traces; true if that is not all since it [gives way](Self::gives_way).
+    fn run(&mut self, stop: &AtomicBool) -> Result<bool, BranchTraceError> {
+        let end = self.options.duration.map(|duration| self.begun + duration);
         while !stop.load(Ordering::Relaxed) {
+            if self.gives_way() {
+                return Ok(true);
+            }
             let left = end.map_or(LOOK_UP, |end| end.saturating_duration_since(Instant::now()).min(LOOK_UP));
             if left.is_zero() {
                 break;
@@ -261,7 +352,7 @@ impl<'a> Tracer<'a> {
                 self.refresh_code();
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn refresh_code(&mut self) {
@@ -295,7 +386,7 @@ impl<'a> Tracer<'a> {
         let restartable = self.processes.get(&parent).map(|p| p.restartable.clone()).unwrap_or_default();
         self.post();
         self.sink.forked(pid, parent);
-        self.report.processes += 1;
+        self.count_process(pid);
         self.add_process(pid, restartable);
         Ok(self.followed.resume(pid)?)
     }

@@ -394,6 +394,7 @@ impl TraceEvents {
             times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },
             since: Instant::now(),
             _urgent: Urgent::begin(),
+            holds: None,
             not_send: PhantomData,
         }))
     }

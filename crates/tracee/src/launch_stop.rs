@@ -59,6 +59,7 @@ impl TraceEvents {
             release: Release::Continue,
             times: StopTimes { stopping: begun.elapsed(), passes: 1, ..StopTimes::default() },
             since: Instant::now(),
+            holds: None,
             _urgent: Urgent::begin(),
             not_send: PhantomData,
         })

@@ -12,6 +12,7 @@ use crate::error::TraceError;
 use crate::memory::Memory;
 use crate::status::{StopKind, decode};
 use crate::stopped::{Held, Release, StopTimes, Stopped};
+use crate::suspend::HoldsOther;
 use crate::sys::{self, Resume};
 use crate::urgent::Urgent;
 use crate::wait::{Patience, WaitOutcome, wait_for_keeping_signals};
@@ -242,6 +243,7 @@ struct Seizing {
     begun: Instant,
     passes: u32,
     urgent: Option<Urgent>,
+    holds: Option<HoldsOther>,
     /// Seized, stop not seen yet.
     waiting: BTreeSet<i32>,
     stopped: BTreeMap<i32, Held>,
@@ -251,9 +253,10 @@ struct Seizing {
 
 impl Seizing {
     fn new(pid: i32, limit: Duration) -> Self {
+        let holds = Some(HoldsOther::begin());
         let (urgent, begun) = (Some(Urgent::begin()), Instant::now());
         let (waiting, stopped, in_kernel) = Default::default();
-        Self { pid, limit, begun, passes: 0, urgent, waiting, stopped, in_kernel }
+        Self { pid, limit, begun, passes: 0, urgent, holds, waiting, stopped, in_kernel }
     }
 
     fn seize_until_complete(&mut self) -> Result<(), TraceError> {
@@ -456,6 +459,7 @@ impl Seizing {
             times,
             since: Instant::now(),
             _urgent: self.urgent.take().unwrap_or_else(Urgent::begin),
+            holds: self.holds.take(),
             not_send: PhantomData,
         })
     }

@@ -3,6 +3,7 @@
 use crate::error::TraceError;
 use crate::memory::Memory;
 use crate::registers::Registers;
+use crate::suspend::HoldsOther;
 use crate::sys::{self, Resume};
 use crate::urgent::Urgent;
 use restitch_address::Avma;
@@ -72,6 +73,8 @@ pub struct Stopped {
     pub(crate) since: Instant,
     /// Dropped last: letting the threads go is urgent too.
     pub(crate) _urgent: Urgent,
+    /// And then this program may be suspended; nothing for a process of its own.
+    pub(crate) holds: Option<HoldsOther>,
     pub(crate) not_send: PhantomData<*const ()>,
 }
 
@@ -178,6 +181,13 @@ impl Stopped {
         let (start, len, abort) = (word(8)?, word(16)?, word(24)?);
         let inside = held.current.rip.get().wrapping_sub(start) < len;
         inside.then_some((area, Avma::new(abort)))
+    }
+
+    /// The process is that of a command which this program has started: it may stand still for longer, and
+    /// while this program is suspended.
+    pub fn of_own_command(mut self) -> Self {
+        self.holds = None;
+        self
     }
 
     /// Lets all threads run on with their present registers and signals, and gives up the process.

@@ -69,9 +69,14 @@ impl BurstReport {
     /// Adds what another session in the same process has given: sums, but where bursts ended or could not
     /// begin and the process's end are of the later one.
     pub fn add(&mut self, later: Self) {
+        (self.ended_at, self.refused_at) = (BTreeMap::new(), BTreeMap::new());
+        self.go_on(later);
+    }
+
+    /// Adds what the same session has given after it was interrupted.
+    pub(crate) fn go_on(&mut self, later: Self) {
         self.threads = self.threads.max(later.threads);
         (self.exit, self.left) = (later.exit, later.left);
-        (self.ended_at, self.refused_at) = (BTreeMap::new(), BTreeMap::new());
         self.sum(later);
     }
 

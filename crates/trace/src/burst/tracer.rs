@@ -23,7 +23,9 @@ use restitch_address::{Avma, AvmaRange};
 use restitch_emit::window::{self, Taken};
 use restitch_perf::{AlarmEvent, ThreadAlarm};
 use restitch_procfs as procfs;
-use restitch_tracee::{Children, FollowEvent, Followed, Registers, be_punctual};
+use restitch_tracee::{
+    Children, FollowEvent, Followed, HoldsOther, Registers, be_punctual, be_suspended, is_to_be_suspended,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,11 +66,14 @@ pub struct BurstOptions {
     pub duration: Option<Duration>,
     /// Start of the random numbers that jitter the periods.
     pub seed: u64,
+    /// The process is that of a command which this program has started: it may wait while this program is
+    /// suspended.
+    pub is_own: bool,
 }
 
 impl Default for BurstOptions {
     fn default() -> Self {
-        Self { depth: 4000, overhead: 0.01, period: None, duration: None, seed: 1 }
+        Self { depth: 4000, overhead: 0.01, period: None, duration: None, seed: 1, is_own: false }
     }
 }
 
@@ -84,6 +89,31 @@ pub fn trace_bursts(
     stop: &AtomicBool,
     sink: &mut dyn Sink,
 ) -> Result<BurstReport, BranchTraceError> {
+    let (mut report, mut rest) = trace_until_suspended(pid, options, code, stop, sink)?;
+    while let Some(options) = rest {
+        be_suspended();
+        let later = match trace_until_suspended(pid, options, code, stop, sink) {
+            // It has ended meanwhile.
+            Err(error) if error.is_gone() => break,
+            later => later?,
+        };
+        report.go_on(later.0);
+        rest = later.1;
+    }
+    Ok(report)
+}
+
+/// The same to the end, or to where this program is to be suspended: the process has been let go then, and
+/// what is left to be done comes back.
+fn trace_until_suspended(
+    pid: i32,
+    options: BurstOptions,
+    code: &BurstCode,
+    stop: &AtomicBool,
+    sink: &mut dyn Sink,
+) -> Result<(BurstReport, Option<BurstOptions>), BranchTraceError> {
+    // Dropped behind the end of the tracing thread.
+    let _waiting = (!options.is_own).then(HoldsOther::begin);
     // The end of the tracing thread is what lets the target go: see `Followed`.
     std::thread::scope(|scope| {
         let (over, bursts) = channel();
@@ -91,16 +121,17 @@ pub fn trace_bursts(
             // What bursts cost is measured by sleeping for as long.
             be_punctual();
             let mut tracer = Tracer::attach(pid, options, code, over)?;
-            let result = tracer.run(stop).and_then(|()| tracer.finish());
-            result.map(|()| tracer.report)
+            let rest = tracer.run(stop)?.then(|| tracer.rest());
+            tracer.finish()?;
+            Ok::<_, BranchTraceError>((tracer.report, rest))
         });
         let tracing = tracing.map_err(|source| BranchTraceError::Thread { pid, source })?;
         let read = read(pid, code, bursts, sink);
-        let mut report = tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let (mut report, rest) = tracing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         report.branches = read.branches;
         report.ended_at = read.ended_at;
         read.bursts.into_iter().for_each(|(end, n)| *report.bursts.entry(end).or_default() += n);
-        Ok(report)
+        Ok((report, rest))
     })
 }
 
@@ -145,6 +176,7 @@ struct Tracer<'a> {
     ending: bool,
     /// The process executes another program.
     left: bool,
+    begun: Instant,
 }
 
 impl<'a> Tracer<'a> {
@@ -176,6 +208,7 @@ impl<'a> Tracer<'a> {
             over,
             ending: false,
             left: false,
+            begun: Instant::now(),
         };
         let tids: Vec<i32> = tracer.followed.threads().collect();
         let opened = tids.into_iter().map(|tid| tracer.add_thread(tid)).collect();
@@ -204,9 +237,22 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    fn run(&mut self, stop: &AtomicBool) -> Result<(), BranchTraceError> {
-        let end = self.options.duration.map(|duration| Instant::now() + duration);
+    /// What would be left to be done from here on.
+    fn rest(&self) -> BurstOptions {
+        let mut options = self.options.clone();
+        options.duration = options.duration.map(|duration| duration.saturating_sub(self.begun.elapsed()));
+        options.seed = options.seed.wrapping_add(1);
+        options
+    }
+
+    /// Traces; true if that is not all, since this program is to be suspended and the process is to be let
+    /// go.
+    fn run(&mut self, stop: &AtomicBool) -> Result<bool, BranchTraceError> {
+        let end = self.options.duration.map(|duration| self.begun + duration);
         while !stop.load(Ordering::Relaxed) && !self.left {
+            if !self.options.is_own && is_to_be_suspended() {
+                return Ok(true);
+            }
             let look_up = self.burst.filter(|burst| burst.looks < LOOKS);
             let look_up = look_up.map_or(LOOK_UP, |burst| LONG_OVER * 2u32.pow(burst.looks));
             let left = end.map_or(look_up, |end| end.saturating_duration_since(Instant::now()).min(look_up));
@@ -214,7 +260,7 @@ impl<'a> Tracer<'a> {
                 break;
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Waits for one event and handles it; false if there will be no more.
