@@ -26,7 +26,7 @@ use crate::stopped::Stopped;
 use crate::stub::{BATCH_SPACE, STUB_SPACE, StubPlace};
 use crate::sys::{self, Resume};
 use crate::unborrowable::Unborrowable;
-use crate::wait::{WaitOutcome, wait_for};
+use crate::wait::{WaitOutcome, pauses, wait_for};
 use restitch_address::{Avma, AvmaRange};
 use restitch_x86::kernel::NUMBERED_CALL;
 use restitch_x86::system_call::AFTER_CALL;
@@ -170,12 +170,6 @@ impl Stopped {
         })?;
         Ok(AreaPlan { area, before, frame, xsave })
     }
-}
-
-/// Pauses between looks for a thread that can be borrowed: of different lengths, so as not to meet a loop at
-/// the same place again and again; 0.4 s in all.
-pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
-    (1..=28).map(|i: u64| Duration::from_micros(1013 * i))
 }
 
 struct AreaPlan {

@@ -56,6 +56,16 @@ pub enum TraceError {
         /// The process.
         pid: i32,
     },
+    /// A thread of a 64-bit program was in 32-bit code at each of several looks.
+    #[error(
+        "thread {tid} of process {pid} runs 32-bit code, in which it cannot be worked with (it was looked at again and again, for a moment); try again"
+    )]
+    InThirtyTwoBitCode {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+    },
     /// A process cannot stop itself.
     #[error("process {pid} is this program itself; name another process")]
     OwnProcess {

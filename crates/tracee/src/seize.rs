@@ -15,7 +15,7 @@ use crate::stopped::{Held, Release, StopTimes, Stopped};
 use crate::suspend::HoldsOther;
 use crate::sys::{self, Resume};
 use crate::urgent::Urgent;
-use crate::wait::{Patience, WaitOutcome, wait_for_keeping_signals};
+use crate::wait::{Patience, WaitOutcome, pauses, wait_for_keeping_signals};
 use restitch_procfs::{self as procfs, ProcError, ProcessId, Stat};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,8 +78,13 @@ impl Stopped {
         Self::seize_all_with(pid, StopOptions::default())
     }
 
-    /// Stops all threads of process `pid`. On an error every thread runs on as before.
+    /// Stops all threads of process `pid`, at a moment at which none runs 32-bit code. On an error every
+    /// thread runs on as before.
     pub fn seize_all_with(pid: i32, options: StopOptions) -> Result<Self, TraceError> {
+        out_of_32_bit_code(|| Self::seize_all_once(pid, options))
+    }
+
+    fn seize_all_once(pid: i32, options: StopOptions) -> Result<Self, TraceError> {
         settle_stragglers();
         let process = preflight(pid)?;
         let pid = process.pid;
@@ -96,8 +101,25 @@ impl Stopped {
     }
 }
 
-/// Stops one thread of process `pid` and leaves the others alone. On an error it runs on as before.
+/// Stops again and again, for a moment, as long as threads are found in 32-bit code: 64-bit programs (Wine,
+/// for one) call some, and come back.
+fn out_of_32_bit_code(mut stop: impl FnMut() -> Result<Stopped, TraceError>) -> Result<Stopped, TraceError> {
+    for pause in pauses() {
+        match stop() {
+            Err(TraceError::InThirtyTwoBitCode { .. }) => std::thread::sleep(pause),
+            stopped => return stopped,
+        }
+    }
+    stop()
+}
+
+/// Stops one thread of process `pid`, at a moment at which it runs no 32-bit code, and leaves the others
+/// alone. On an error it runs on as before.
 pub(crate) fn seize_one(pid: i32, tid: i32) -> Result<Stopped, TraceError> {
+    out_of_32_bit_code(|| seize_one_once(pid, tid))
+}
+
+fn seize_one_once(pid: i32, tid: i32) -> Result<Stopped, TraceError> {
     settle_stragglers();
     let process = preflight(pid)?;
     let limit = StopOptions::default().limit;
@@ -442,7 +464,7 @@ impl Seizing {
         }
         let is_64_bit = held.original.is_64_bit();
         self.stopped.insert(tid, held);
-        if is_64_bit { Ok(()) } else { Err(TraceError::ThirtyTwoBit { pid: self.pid }) }
+        if is_64_bit { Ok(()) } else { Err(TraceError::InThirtyTwoBitCode { pid: self.pid, tid }) }
     }
 
     fn finish(mut self, process: ProcessId) -> Result<Stopped, TraceError> {

@@ -3,11 +3,12 @@
 //! Mapping and unmapping need a thread of the process, but only one: the others need not stand still for it.
 //! What is done this way is seen by them at once, so it has to be harmless to whoever runs.
 
-use crate::borrow::{Borrow, pauses};
+use crate::borrow::Borrow;
 use crate::error::TraceError;
 use crate::seize::seize_one;
 use crate::stopped::{StopTimes, Stopped};
 use crate::stub::StubPlace;
+use crate::wait::pauses;
 use restitch_procfs::{self as procfs, ProcessState};
 use std::time::Duration;
 

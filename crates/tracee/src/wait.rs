@@ -40,6 +40,12 @@ impl Patience {
     }
 }
 
+/// Pauses between looks for a moment at which threads stand where they can be used: of different lengths, so
+/// as not to meet a loop at the same place again and again; 0.4 s in all.
+pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
+    (1..=28).map(|i: u64| Duration::from_micros(1013 * i))
+}
+
 /// The outcome of [`wait_for`].
 pub(crate) enum WaitOutcome {
     /// The thread reported this.

@@ -54,6 +54,23 @@ fn waiting_threads_see_no_eintr() {
     target.assert_ok();
 }
 
+/// A moment at which a 64-bit program runs 32-bit code is no reason to refuse it.
+#[test]
+fn programs_that_call_32_bit_code_are_stopped_when_they_are_out_of_it() {
+    let Some(target) = Target::start_or("mixed", &[], "no 32-bit code") else {
+        return restitch_testkit::skipped("32-bit code cannot be called here");
+    };
+    for round in 0..50u64 {
+        let stopped = Stopped::seize_all(target.pid()).unwrap_or_else(|error| panic!("{round}: {error}"));
+        for tid in stopped.threads() {
+            assert!(stopped.registers(tid).unwrap().is_64_bit());
+        }
+        stopped.resume();
+        std::thread::sleep(Duration::from_micros(round * 37));
+    }
+    target.assert_ok();
+}
+
 /// The kernel's threads of a process that uses io_uring are not stopped (what they wait for would end, and
 /// the program see an error), nor taken for threads that can be borrowed.
 #[test]
