@@ -384,7 +384,21 @@ fn a_process_that_is_stopped() {
         status.contains("State:\tT").then_some(())
     });
     assert!(is_stopped.is_some(), "it does not stop");
-    expect_message(&restitch.run(&["attach", &pid]), code::REFUSED, &[&pid, "stopped", "kill -CONT"]);
+    let path = restitch.state().join("p.out").display().to_string();
+    let record = |source: &'static [&'static str]| {
+        let words = ["record", "-p", &*pid, "--duration", "1", "-o", &*path].into_iter();
+        words.chain(source.iter().copied()).collect::<Vec<&str>>()
+    };
+    let ways = [
+        vec!["attach", &pid],
+        record(&[]),
+        record(&["--source", "trace"]),
+        record(&["--source", "burst"]),
+        record(&["--source", "ip"]),
+    ];
+    for way in ways {
+        expect_message(&restitch.run(&way), code::REFUSED, &[&pid, "stopped", "kill -CONT"]);
+    }
     assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "a refusal leaves files");
 }
 

@@ -640,13 +640,21 @@ fn has_all(live: &AttachedProcess, incoming: &[Incoming<'_>]) -> bool {
 /// Why it could not.
 pub fn refuse_unchangeable(pid: i32) -> Result<(), SessionError> {
     let pid = when_not_traced(pid)?.pid;
-    let status = restitch_procfs::status(pid)?;
-    if status.state == Some(restitch_procfs::ProcessState::Stopped) {
+    refuse_stopped(pid)?;
+    restitch_tracee::refuse_shared_memory(pid)?;
+    Ok(restitch_tracee::refuse_by_filters(pid)?)
+}
+
+/// Refuses a process that does not run, so that nothing could be seen of its work.
+///
+/// # Errors
+/// If it is stopped, or cannot be looked at.
+pub fn refuse_stopped(pid: i32) -> Result<(), SessionError> {
+    if procfs::status(pid)?.state == Some(procfs::ProcessState::Stopped) {
         let why = format!("it is stopped and does no work; let it go on (kill -CONT {pid}) and try again");
         return Err(SessionError::Refused { pid, why });
     }
-    restitch_tracee::refuse_shared_memory(pid)?;
-    Ok(restitch_tracee::refuse_by_filters(pid)?)
+    Ok(())
 }
 
 /// The process that `pid` names, which may be the number of one of its threads. A kernel thread has no memory

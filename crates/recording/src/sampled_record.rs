@@ -24,7 +24,7 @@ use restitch_pipeline::profiles::ProfileOutput;
 use restitch_processes::SessionError;
 use restitch_processes::interrupt::heed;
 use restitch_processes::process_family::at_work;
-use restitch_processes::process_set::ProcessSet;
+use restitch_processes::process_set::{ProcessSet, refuse_stopped};
 use restitch_processes::sampler::Sampler;
 use restitch_processes::source::SourceChoice;
 use restitch_procfs::{self as procfs, Mapping, MappingName, Permissions};
@@ -133,6 +133,9 @@ fn of_set(
     watcher: &mut dyn Watcher,
 ) -> Result<Taking, SessionError> {
     let family = at_work(named, tree, watcher);
+    if !tree {
+        refuse_stopped(family.leader)?;
+    }
     let set = ProcessSet::open_to_look(family.leader, tree)?;
     family.warnings().iter().chain(&set.left_out()).for_each(|told| watcher.note(told));
     watcher.phase("sampling", Some(duration.as_secs_f64()));

@@ -9,7 +9,7 @@ use restitch_processes::SessionError;
 use restitch_processes::busy::when_not_traced;
 use restitch_processes::interrupt::heed;
 use restitch_processes::process_family::at_work;
-use restitch_processes::process_set::{ProcessSet, process_of, taken_out};
+use restitch_processes::process_set::{ProcessSet, process_of, refuse_stopped, taken_out};
 use restitch_procfs::{self as procfs, ProcessId};
 use restitch_trace::{LookAhead, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
 use restitch_tracee::{
@@ -160,6 +160,9 @@ pub fn record_traced(
 /// Opens processes that are to be traced in their original code: a layout that is in force is taken out.
 fn open_original(pid: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<ProcessSet, SessionError> {
     when_not_traced(pid)?;
+    if !tree {
+        refuse_stopped(pid)?;
+    }
     let mut set = ProcessSet::open(pid, tree)?;
     if set.all().any(|live| !live.journal().is_empty()) {
         watcher.note(&taken_out(pid));
