@@ -2,6 +2,8 @@
 
 use super::{PATIENCE, Restitch, code, finish};
 use restitch_testkit::{TempDir, compile, scratch, wait_until};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -106,6 +108,19 @@ impl Batch {
             inode(&used).is_some() && inode(&used) == inode(stored)
         };
         self.files("optimized").into_iter().filter(is_used).filter_map(|f| self.module_of(&f)).collect()
+    }
+
+    /// Whether a process goes on in the background with what a batch of this cache has left.
+    pub fn works_in_background(&self) -> bool {
+        let cache = self.cache().canonicalize().expect("it is there");
+        let is_cache =
+            |word: &[u8]| Path::new(OsStr::from_bytes(word)).canonicalize().is_ok_and(|p| p == cache);
+        let is_it = |line: Vec<u8>| {
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            words.contains(&&b"--background"[..]) && words.into_iter().any(is_cache)
+        };
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        all.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok()).any(is_it)
     }
 
     /// Runs `programs` in turns, for 0.3 seconds each, until all of them were optimized and have run so
