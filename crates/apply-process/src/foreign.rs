@@ -82,20 +82,12 @@ fn add(found: &mut Vec<SvmaRange>, at: Svma) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::Target;
-    use restitch_testkit::{Guarded, compile, program, wait_until};
-    use std::time::Duration;
+    use crate::test_target::running;
 
     #[test]
     fn foreign_bytes_are_found_and_redirects_are_not() {
-        let Ok(path) = compile(&program("loops.c"), &["-O1"]) else {
-            restitch_testkit::skip!("there is no C compiler");
-        };
-        let process = Guarded::start(&path, &["--seconds", "60"]).expect("it starts");
-        let pid = process.pid() as i32;
-        // Once the loader has mapped its libraries.
-        let open = || Target::open(pid).ok().filter(|target| target.modules.len() > 1);
-        let target = wait_until(Duration::from_secs(20), open).expect("it runs");
+        let Some((_process, target)) = running("loops.c") else { return };
+        let pid = target.pid();
         let module = &target.modules[target.program];
         let memory = Memory::open(pid).expect("ours to change");
         let code = module.image.segments().iter().find(|s| s.executable).expect("it has code").file_backed();

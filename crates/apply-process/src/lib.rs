@@ -52,6 +52,8 @@ mod switch;
 mod switch_faults;
 mod switch_plan;
 mod target;
+#[cfg(test)]
+mod test_target;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod threads;

@@ -36,22 +36,14 @@ fn writable(module: &Module, maps: &[Mapping]) -> Vec<SvmaRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::Target;
+    use crate::test_target::running;
     use restitch_address::PAGE;
-    use restitch_testkit::{Guarded, compile, program, wait_until};
-    use std::time::Duration;
 
     #[test]
     fn the_writable_part_of_a_module_s_code_is_found() {
-        let Ok(path) = compile(&program("loops.c"), &["-O1"]) else {
-            restitch_testkit::skip!("there is no C compiler");
-        };
-        let process = Guarded::start(&path, &["--seconds", "60"]).expect("it starts");
-        let pid = process.pid() as i32;
-        let open = || Target::open(pid).ok().filter(|target| target.modules.len() > 1);
-        let target = wait_until(Duration::from_secs(20), open).expect("it runs");
+        let Some((_process, target)) = running("loops.c") else { return };
         let module = &target.modules[target.program];
-        let mut maps = procfs::maps(pid).expect("readable");
+        let mut maps = procfs::maps(target.pid()).expect("readable");
         assert_eq!(writable(module, &maps), [], "nor are its data code, or what is between modules");
         let is_code = |m: &&mut Mapping| m.permissions.execute && module.range.overlaps(&m.range);
         let code = maps.iter_mut().find(is_code).expect("it has code");

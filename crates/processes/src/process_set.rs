@@ -342,24 +342,26 @@ impl ProcessSet {
     /// Code of the leader's module number `module` that differs from the file in one of the processes, and
     /// not by redirects.
     pub fn foreign_code(&self, module: usize) -> Result<Vec<SvmaRange>, SessionError> {
-        let mut found = self.leader.foreign_code(module)?;
-        let path = &self.leader.target().modules[module].path;
-        for live in &self.others {
-            // One that has ended does not count.
-            let theirs = live.target().modules.iter().position(|m| m.path == *path);
-            found.extend(theirs.and_then(|i| live.foreign_code(i).ok()).unwrap_or_default());
-        }
-        Ok(found)
+        self.in_any(module, AttachedProcess::foreign_code)
     }
 
     /// Code of the leader's module number `module` that one of the processes may write to.
     pub fn writable_code(&self, module: usize) -> Result<Vec<SvmaRange>, SessionError> {
-        let mut found = self.leader.writable_code(module)?;
+        self.in_any(module, AttachedProcess::writable_code)
+    }
+
+    /// What is found of the leader's module number `module` in any of the processes. Another one than the
+    /// leader that has ended does not count.
+    fn in_any(
+        &self,
+        module: usize,
+        find: impl Fn(&AttachedProcess, usize) -> Result<Vec<SvmaRange>, ProcessError>,
+    ) -> Result<Vec<SvmaRange>, SessionError> {
+        let mut found = find(&self.leader, module)?;
         let path = &self.leader.target().modules[module].path;
         for live in &self.others {
-            // One that has ended does not count.
             let theirs = live.target().modules.iter().position(|m| m.path == *path);
-            found.extend(theirs.and_then(|i| live.writable_code(i).ok()).unwrap_or_default());
+            found.extend(theirs.and_then(|i| find(live, i).ok()).unwrap_or_default());
         }
         Ok(found)
     }
