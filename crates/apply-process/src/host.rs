@@ -4,8 +4,8 @@
 //! how bytes are read and written, and how contexts (threads) are stopped, is not. Idea: everything between
 //! stop and resume is written against two traits. Today's host is a process under `ptrace`
 //! (`ptrace_host.rs`); the tests' host is bytes and contexts in memory (`fake_host.rs`), which fails or dies
-//! between any two steps. A running kernel could be another one: a loaded module stops the processors, and
-//! its text-patching routine writes.
+//! between any two steps (`trial_host.rs`). A running kernel could be another one: a loaded module stops the
+//! processors, and its text-patching routine writes.
 //!
 //! **What a host has to keep.** A write of one page or less happens whole or not at all. Writes are seen by
 //! every context before [`StoppedHost::resume`] returns. Contexts do not run between the stop and `resume`,

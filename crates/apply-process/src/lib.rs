@@ -57,6 +57,8 @@ mod test_target;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod threads;
+#[cfg(test)]
+mod trial_host;
 mod vdso;
 mod vtable_slots;
 mod writable_code;

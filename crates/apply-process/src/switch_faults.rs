@@ -1,5 +1,6 @@
-//! Whole stops of a switch on a host in memory, with a fault at each step: afterwards the code is a correct
-//! program, and giving the original code back gives the original bytes back.
+//! Whole stops of a switch on any host that tests can fill, with a fault at each step: afterwards the code is
+//! a correct program, and giving the original code back gives the original bytes back. [`keeps_contract`] is
+//! a test for each host.
 //!
 //! What runs is the code that changes processes ([`Stop::carry_out`]). Not covered: return addresses that a
 //! walk finds, and the unwinder's hook, which need a program with tables (`crates/cli/tests/kill.rs` has
@@ -8,7 +9,6 @@
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::{LEN, jump};
 use crate::error::ProcessError;
-use crate::fake_host::{FakeHost, Fault};
 use crate::frames::Walker;
 use crate::installed_version::InstalledVersion;
 use crate::memory::replacement_mapping::FilledReplacement;
@@ -23,6 +23,7 @@ use crate::stub::StubSite;
 use crate::switch::{Seen, Stop};
 use crate::switch_plan::{Arriving, SlotChange, SwitchPlan, SwitchReport};
 use crate::target::Target;
+use crate::trial_host::{Fault, Faults, Faulty, TrialHost, mapping};
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_emit::{AddressMap, MapPiece, PieceKind, Redirect, RedirectKind};
 use restitch_procfs::{Mapping, ProcessId};
@@ -55,8 +56,9 @@ enum By {
     NoExchange,
 }
 
-struct World {
-    host: FakeHost,
+struct World<H> {
+    host: H,
+    faults: Faults,
     code: Mapping,
     original: Vec<u8>,
     attached: AttachedProcess,
@@ -107,32 +109,32 @@ fn installed(number: usize) -> InstalledVersion {
     }
 }
 
-impl World {
+impl<H: TrialHost> World<H> {
     fn new(dir: StateDir) -> Self {
-        let mut host = FakeHost::default();
+        let mut host = H::default();
         let original: Vec<u8> = (0..2 * PAGE).map(|i| (i % 251) as u8).collect();
-        let code = host.map(Avma::new(CODE), "r-xp", original.clone());
+        let code = mapping(Avma::new(CODE), "r-xp", 2 * PAGE);
+        host.map(code.clone(), &original);
         for version in VERSIONS {
-            host.map(Avma::new(version), "r-xp", vec![b'v'; PAGE as usize]);
+            host.map(mapping(Avma::new(version), "r-xp", PAGE), &[b'v'; PAGE as usize]);
         }
-        host.map(Avma::new(SLOT).align_down(PAGE), "r--p", vec![0; PAGE as usize]);
-        host.map(Avma::new(STACKS), "rw-p", vec![0; PAGE as usize]);
-        host.memory.poke(Avma::new(SLOT), &FUNCTIONS[0].to_le_bytes());
+        host.map(mapping(Avma::new(SLOT).align_down(PAGE), "r--p", PAGE), &[0; PAGE as usize]);
+        host.map(mapping(Avma::new(STACKS), "rw-p", PAGE), &[0; PAGE as usize]);
+        host.poke(Avma::new(SLOT), &FUNCTIONS[0].to_le_bytes());
         // At an entry; in the bytes of a redirect, of which there are copies; of which there are none; in the
         // middle; and with a return address in such bytes.
         let stand = [FUNCTIONS[0], FUNCTIONS[0] + 2, BRANCH_ONLY + 2, FUNCTIONS[3] + 0x10, CODE + 0x300];
         for (i, rip) in stand.into_iter().enumerate() {
             let (rip, rsp) = (Avma::new(rip), Avma::new(STACKS + 0x800 + 8 * i as u64));
-            host.contexts
-                .insert(i as i32 + 1, Registers { rip, rsp, orig_rax: u64::MAX, ..Registers::default() });
+            host.stand(i as i32 + 1, Registers { rip, rsp, orig_rax: u64::MAX, ..Registers::default() });
         }
-        host.memory.poke(Avma::new(STACKS + 0xf00), &(FUNCTIONS[1] + 2).to_le_bytes());
+        host.poke(Avma::new(STACKS + 0xf00), &(FUNCTIONS[1] + 2).to_le_bytes());
         let process = ProcessId { pid: 1, start_time: 1 };
         let target =
             Target { process, modules: Vec::new(), program: 0, unreadable: Vec::new(), text_moved: false };
         let saved = Journal::new(process);
         let attached = AttachedProcess::of_target(target, dir, saved.clone());
-        Self { host, code, original, attached, saved }
+        Self { host, faults: Faults::default(), code, original, attached, saved }
     }
 
     /// The stop of a switch to version `to`, or to none.
@@ -151,7 +153,7 @@ impl World {
         let there = &self.attached.journal.versions;
         let leaving = there.iter().map(|v| v.number as usize).filter(|number| Some(*number) != to);
         let leaving: Vec<InstalledVersion> = leaving.map(installed).collect();
-        let held = word(&self.host.memory.peek(Avma::new(SLOT), 8));
+        let held = word(&self.host.peek(Avma::new(SLOT), 8));
         let wanted = Avma::new(to.map_or(FUNCTIONS[0], |number| VERSIONS[number]));
         let plan = SwitchPlan {
             incoming: &[],
@@ -166,13 +168,13 @@ impl World {
         self.attached.journal = self.saved.clone();
         let sites = Sites::new(&self.attached.journal, &plan.patches);
         let mut ready = Ready { replacements: Vec::new(), refused: Vec::new(), held: Duration::ZERO };
-        self.host.exchanges_nothing = by == By::NoExchange;
+        self.faults.exchanges_nothing.set(by == By::NoExchange);
         if by != By::Writes {
             ready.replacements.push(self.replacement(&sites)?);
         }
         let target = self.attached.target.clone();
         let walker = Walker::new(&target, &plan.leaving);
-        let stopped = self.host.stop();
+        let stopped = Faulty { host: self.host.stop(), faults: &self.faults };
         let seen = Seen::of(&stopped, &walker)?;
         let stop = Stop { plan: &plan, target: &target, sites: &sites };
         let (result, report) = stop.carry_out(&mut self.attached, stopped, ready, seen);
@@ -182,17 +184,17 @@ impl World {
     /// A mapping with the code that is to be, made while the host runs.
     fn replacement(&mut self, sites: &Sites) -> Result<FilledReplacement, ProcessError> {
         let at = Avma::new(REPLACEMENT);
-        self.host.map(at, "r-xp", self.original.clone());
+        self.host.map(mapping(at, "r-xp", 2 * PAGE), &self.original);
         let filled = FilledReplacement::in_memory(
             &self.code,
             at,
             &self.attached.journal,
             &self.original,
-            &self.host.memory.peek(self.code.range.start, self.original.len()),
+            &self.host.peek(self.code.range.start, self.original.len()),
             sites,
         )?;
         filled.pages().iter().for_each(|(page, bytes)| {
-            self.host.memory.poke(at + page.offset_from(self.code.range.start) as u64, bytes);
+            self.host.poke(at + page.offset_from(self.code.range.start) as u64, bytes);
         });
         Ok(filled)
     }
@@ -203,7 +205,7 @@ impl World {
         for function in FUNCTIONS {
             let at = Avma::new(function);
             let from = (function - CODE) as usize;
-            let found = self.host.memory.peek(at, LEN);
+            let found = self.host.peek(at, LEN);
             if found == self.original[from..from + LEN] {
                 continue;
             }
@@ -211,22 +213,22 @@ impl World {
             let jumps: Vec<_> = jumps.filter_map(|p| jump(at, Avma::new(p.version.get()))).collect();
             assert!(jumps.iter().any(|jump| jump.bytes()[..] == found), "{after}: {found:x?} at {at}");
             let inside = |word: Avma| word > at && word < at + LEN as u64;
-            let stands = self.host.contexts.values().find(|registers| inside(registers.rip));
+            let stands = self.host.contexts().into_values().find(|registers| inside(registers.rip));
             assert_eq!(stands, None, "{after}: in the jump at {at}");
-            let stacks = self.host.memory.peek(Avma::new(STACKS), PAGE as usize);
+            let stacks = self.host.peek(Avma::new(STACKS), PAGE as usize);
             assert!(!stacks.chunks_exact(8).map(word).any(inside), "{after}: returns into the jump at {at}");
         }
-        let slot = word(&self.host.memory.peek(Avma::new(SLOT), 8)).get();
+        let slot = word(&self.host.peek(Avma::new(SLOT), 8)).get();
         assert!(slot == FUNCTIONS[0] || VERSIONS.contains(&slot), "{after}: the slot leads to {slot:#x}");
     }
 
     fn assert_original(&self, after: &str) {
-        let code = self.host.memory.peek(Avma::new(CODE), self.original.len());
+        let code = self.host.peek(Avma::new(CODE), self.original.len());
         assert!(code == self.original, "{after}: the code is another one");
-        assert_eq!(word(&self.host.memory.peek(Avma::new(SLOT), 8)).get(), FUNCTIONS[0], "{after}: the slot");
+        assert_eq!(word(&self.host.peek(Avma::new(SLOT), 8)).get(), FUNCTIONS[0], "{after}: the slot");
         assert!(self.attached.journal.patches.is_empty(), "{after}: {:?}", self.attached.journal.patches);
         let code = AvmaRange::new(Avma::new(CODE), 2 * PAGE);
-        let away = self.host.contexts.values().find(|registers| !code.contains(registers.rip));
+        let away = self.host.contexts().into_values().find(|registers| !code.contains(registers.rip));
         assert_eq!(away, None, "{after}: it is in a version");
     }
 }
@@ -241,21 +243,29 @@ const WAYS: [By; 3] = [By::Writes, By::Exchange, By::NoExchange];
 
 /// A world before one of them. A return address into the version that is left is on a stack that cannot be
 /// walked.
-fn world(dir: &StateDir, before: Option<usize>) -> World {
-    let mut world = World::new(dir.clone());
+fn world<H: TrialHost>(dir: &StateDir, before: Option<usize>) -> World<H> {
+    let mut world = World::<H>::new(dir.clone());
     if let Some(before) = before {
         world.switch(Some(before), By::Writes).expect("nothing goes wrong");
-        world.host.memory.poke(Avma::new(STACKS + 0xf80), &(VERSIONS[before] + 0x50).to_le_bytes());
+        world.host.poke(Avma::new(STACKS + 0xf80), &(VERSIONS[before] + 0x50).to_le_bytes());
     }
     world
 }
 
-#[test]
-fn a_switch_is_whole_and_going_back_gives_the_original_bytes() {
+/// Switches whole and back on the host, and with a fault at each step.
+///
+/// # Panics
+/// If something is left that is no correct program, or no way back, with what was done.
+pub(crate) fn keeps_contract<H: TrialHost>() {
     let folder = scratch();
     let dir = StateDir::at(folder.path().to_owned()).expect("a folder");
+    a_switch_is_whole_and_going_back_gives_the_original_bytes::<H>(&dir);
+    whatever_step_fails_the_program_is_correct_and_can_go_back::<H>(&dir);
+}
+
+fn a_switch_is_whole_and_going_back_gives_the_original_bytes<H: TrialHost>(dir: &StateDir) {
     for by in WAYS {
-        let mut world = world(&dir, None);
+        let mut world = world::<H>(dir, None);
         let report = world.switch(Some(0), by).expect("nothing goes wrong");
         // Somebody returns into one, somebody stands in another one that has no copy there.
         assert_eq!(
@@ -265,32 +275,29 @@ fn a_switch_is_whole_and_going_back_gives_the_original_bytes() {
         );
         assert_eq!(report.written_in_stop.is_empty(), by != By::NoExchange, "{by:?}");
         let jump_to = |number: usize| jump(Avma::new(FUNCTIONS[0]), Avma::new(VERSIONS[number]));
-        let found = |world: &World| world.host.memory.peek(Avma::new(FUNCTIONS[0]), LEN);
+        let found = |world: &World<H>| world.host.peek(Avma::new(FUNCTIONS[0]), LEN);
         assert_eq!(Some(found(&world)), jump_to(0).map(|jump| jump.bytes().to_vec()), "{by:?}");
-        assert_eq!(world.host.contexts[&2].rip.get(), VERSIONS[0] + 2, "{by:?}");
+        assert_eq!(world.host.contexts()[&2].rip.get(), VERSIONS[0] + 2, "{by:?}: a context that is moved");
         world.assert_correct("a switch");
         world.switch(Some(1), by).expect("nothing goes wrong");
         assert_eq!(Some(found(&world)), jump_to(1).map(|jump| jump.bytes().to_vec()), "{by:?}");
-        assert_eq!(world.host.contexts[&2].rip.get(), VERSIONS[1] + 2, "{by:?}");
+        assert_eq!(world.host.contexts()[&2].rip.get(), VERSIONS[1] + 2, "{by:?}: a context that is moved");
         let report = world.switch(None, by).expect("nothing goes wrong");
         assert_eq!((report.patched, report.restored), (0, 2), "{by:?}");
         world.assert_original("going back");
     }
 }
 
-#[test]
-fn whatever_step_fails_the_program_is_correct_and_can_go_back() {
-    let folder = scratch();
-    let dir = StateDir::at(folder.path().to_owned()).expect("a folder");
+fn whatever_step_fails_the_program_is_correct_and_can_go_back<H: TrialHost>(dir: &StateDir) {
     for (before, to) in SWITCHES {
         for (by, fault) in WAYS.into_iter().flat_map(|by| [(by, Fault::Fails), (by, Fault::Dies)]) {
             let mut steps = 0;
             loop {
-                let mut world = world(&dir, before);
-                world.host.go_wrong_after(steps, fault);
+                let mut world = world::<H>(dir, before);
+                world.faults.go_wrong_after(steps, fault);
                 // What cannot be compared or read may be a reason to do it otherwise, and no failure.
                 let _ = world.switch(to, by);
-                if !world.host.begin_anew() {
+                if !world.faults.begin_anew() {
                     break;
                 }
                 let after = format!("from {before:?} to {to:?} by {by:?}, step {steps} {fault:?}");
