@@ -42,7 +42,7 @@ fn unsafe_code_stays_at_the_edge() {
 }
 
 #[test]
-fn only_two_crates_know_the_decoder() {
+fn few_crates_know_the_decoder() {
     holds(tidy::decoder);
     let bad = "use iced_x86::Decoder;\n";
     let files = [
@@ -109,6 +109,38 @@ fn the_page_on_instruction_sets_names_the_contract() {
     let none: [&str; 0] = [];
     assert_eq!(page("`A`, `B`, `c`"), none);
     assert_eq!(page("`A`, c, `BB`"), ["crates/x86/src/isa.rs:4", "crates/x86/src/isa.rs:5"]);
+    let offers = "mod own;\npub mod slot;\npub use own::{Type, reader, writer};\npub use own::last;\n";
+    let files = [("crates/x86/src/lib.rs", offers), ("docs/extending.md", "`slot`, `reader`, `last`, `own`")];
+    assert_eq!(places(tidy::contract, &files), ["crates/x86/src/lib.rs:3"]);
+}
+
+#[test]
+fn code_that_names_registers_is_on_the_page_on_instruction_sets() {
+    holds(tidy::named_places);
+    let found = |path: &str, code: &str| {
+        let page = "`crates/emit/src/a.rs`\n### Outside of the crate\n| b | `crates/emit/src/b.rs`, `crates/trace/src` |\n\n### More\n`crates/emit/src/c.rs`\n";
+        places(tidy::named_places, &[(path, code), ("docs/extending.md", page)])
+    };
+    let none: [&str; 0] = [];
+    for code in ["fn f() {\n    r.rip\n}", "//! A.\nconst A: R = Register::RSP;", "\nuse core::arch::asm;"] {
+        assert_eq!(found("crates/emit/src/a.rs", code), ["crates/emit/src/a.rs:2"], "{code}");
+        assert_eq!(found("crates/emit/src/c.rs", code), ["crates/emit/src/c.rs:2"], "{code}");
+        for path in [
+            "crates/emit/src/b.rs",
+            "crates/trace/src/x/y.rs",
+            "crates/x86/src/a.rs",
+            "crates/emit/tests/a.rs",
+        ] {
+            assert_eq!(found(path, code), none, "{path}: {code}");
+        }
+    }
+    for code in [
+        "// r.rip\nfn rip() {}",
+        "fn f() { r.ripe; Register(3) }",
+        "fn g() {}\n\n#[cfg(test)]\nmod tests {\n    r.rip\n}\n",
+    ] {
+        assert_eq!(found("crates/emit/src/a.rs", code), none, "{code}");
+    }
 }
 
 #[test]

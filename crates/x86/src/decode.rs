@@ -7,15 +7,15 @@ use iced_x86::{
 };
 use restitch_address::Svma;
 
-/// Where control goes after an instruction.
+/// Where control goes after an instruction. `C`: the conditions of the instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Flow {
+pub enum Flow<C = Condition> {
     /// To the next instruction.
     Next,
     /// `jmp target`.
     Jump(Svma),
     /// `jcc target`.
-    Conditional(Condition, Svma),
+    Conditional(C, Svma),
     /// `loop`, `loope`, `loopne`, `jcxz` family: one encoding only, 8-bit displacement.
     ShortConditional(Svma),
     /// `jmp` through a register or memory, far jumps included.
@@ -55,15 +55,15 @@ impl Naming {
     }
 }
 
-/// One decoded instruction, compact.
+/// One decoded instruction, compact. `C`: the conditions of the instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Insn {
+pub struct Insn<C = Condition> {
     /// Its address.
     pub at: Svma,
     /// Length in bytes, 1 to 15; up to 17 for a lock skip ([`crate::scan_lock_skips`]).
     pub len: u8,
     /// Control flow.
-    pub flow: Flow,
+    pub flow: Flow<C>,
     /// Status flags that it reads (see [`crate::ALL_FLAGS`]).
     pub flags_read: u8,
     /// Status flags that it writes for certain, or leaves undefined.
@@ -84,7 +84,7 @@ pub struct Insn {
     pub stack: StackUse,
 }
 
-impl Insn {
+impl<C> Insn<C> {
     /// First address behind the instruction.
     pub fn end(&self) -> Svma {
         self.at + u64::from(self.len)

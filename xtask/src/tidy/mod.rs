@@ -21,7 +21,7 @@ pub use documents::{crate_docs, linked_decisions, machine_paths, named_paths};
 pub use elf_files::elf_files;
 pub use errors::kept_sources;
 pub use gains::gains;
-pub use instruction_set::{contract, instruction_set};
+pub use instruction_set::{contract, instruction_set, named_places};
 pub use layers::{LAYERS, layers};
 pub use printing::printing;
 pub use prose::{document_lengths, timeless_documents};
@@ -34,12 +34,13 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 25] = [
+pub const RULES: [(&str, Rule); 26] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
     ("elf_files", elf_files),
     ("contract", contract),
+    ("named_places", named_places),
     ("page_size", page_size),
     ("tuple_parameters", tuple_parameters),
     ("kept_sources", kept_sources),

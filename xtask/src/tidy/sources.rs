@@ -15,7 +15,7 @@ pub fn unsafe_code(tree: &Tree) -> Vec<Finding> {
     words(elsewhere, "unsafe", "unsafe code belongs into procfs, tracee, perf or preload")
 }
 
-/// The decoder's crate is named in two crates only, so that another instruction set is one more crate.
+/// The decoder's crate is named in [`DECODING`] only, so that another instruction set is one more crate.
 pub fn decoder(tree: &Tree) -> Vec<Finding> {
     let elsewhere =
         tree.rust().filter(|file| file.is_product() && !file.krate().is_some_and(|k| DECODING.contains(&k)));
