@@ -256,9 +256,9 @@ fn documents_name_what_exists() {
     holds(tidy::named_paths);
     let exists = [("docs/a.md", ""), ("crates/emit/src/map.rs", ""), ("scripts/test", "")];
     for (line, findings) in [
-        ("`crates/emit/src/map.rs`, `docs/a.md`, `a.md`, `scripts/test -q`", 0),
+        ("`crates/emit/src/map.rs`, `map.rs`, `docs/a.md`, `a.md`, `scripts/test -q`", 0),
         ("`crates/emit/src/gone.rs` and `scripts/gone`", 2),
-        ("`elsewhere/gone.rs`, `GONE.md`", 2),
+        ("`elsewhere/gone.rs`, `GONE.md`, `gone.rs`", 3),
         ("[a](docs/a.md) [b](docs/a.md#x) [c](https://example.org/x.md)", 0),
         ("[a](docs/b.md)", 1),
         ("`target/release/restitch`, `/proc/PID/mem`, `crates/*/src`, `and/or`, plain scripts/gone", 0),
@@ -427,6 +427,19 @@ fn pages_for_users_and_of_the_design_have_no_dates() {
 }
 
 #[test]
+fn contributors_are_told_of_each_crate() {
+    holds(tidy::listed_crates);
+    assert!(REPOSITORY.paths.contains("CONTRIBUTING.md"));
+    let files = [
+        ("crates/emit/Cargo.toml", ""),
+        ("crates/emit-more/Cargo.toml", ""),
+        ("crates/emit-more/src/lib.rs", ""),
+        ("CONTRIBUTING.md", "| `emit`, emit-more |"),
+    ];
+    assert_eq!(places(tidy::listed_crates, &files), ["crates/emit-more/Cargo.toml:0"]);
+}
+
+#[test]
 fn every_crate_says_what_it_is_for() {
     holds(tidy::crate_docs);
     let files = [
@@ -524,7 +537,7 @@ fn descriptors_are_looked_up_in_the_threads_own_table() {
 #[test]
 fn parameters_have_names() {
     holds(tidy::tuple_parameters);
-    let bad = "fn one((a, b): (u32, u32)) {}\nfn two<F: Fn(u32) -> (u32, u32)>(\n    f: F,\n    (a, b): (u32, u32),\n) {}\n";
+    let bad = "fn one(&(a, b): &(u32, u32)) {}\nfn two<F: Fn(u32) -> (u32, u32)>(\n    f: F,\n    (a, b): (u32, u32),\n) {}\n";
     let good = "fn f(pair: (u32, u32), g: impl Fn((u32, u32)) -> u32) { g.map(|(a, b)| a) }\ntype F = fn((u32, u32));\n";
     let files = [("crates/emit/src/a.rs", bad), ("crates/emit/src/b.rs", good)];
     assert_eq!(places(tidy::tuple_parameters, &files), ["crates/emit/src/a.rs:1", "crates/emit/src/a.rs:2"]);
@@ -566,6 +579,7 @@ fn errors_keep_what_they_come_from() {
         "a.map_err(ToString::to_string)",
         "match a { Ok(a) => Ok(a), Err(e) => Err(bad(&format!(\"ü {e}\"))) }",
         "match a { Err(e) => return Err(e.to_string()), }",
+        "if let Err(e) = a.b(|c| { c }) { f(); return Err(bad(&format!(\"{e}\"))); }",
     ];
     let kept = [
         "a.map_err(|e| bad(e.into()))",
@@ -575,6 +589,7 @@ fn errors_keep_what_they_come_from() {
         "a.map_err(bad)",
         "a.map_err(|e| note.to_string(), \"{{e}}\", the_e.to_string())",
         "match a { Err(e) => note(e.to_string()), Err(e) => Err(e), }",
+        "if let Err(e) = a { note(e.to_string()); return Err(e); }",
     ];
     for text in lost {
         let text = format!("fn f() {{\n    {text}\n}}\n");

@@ -9,7 +9,7 @@ const FILES: [&str; 9] = [".c", ".cc", ".html", ".json", ".md", ".py", ".rs", ".
 ///
 /// A word counts as a path if it stands in backticks, in a code block or as the target of a link, and either
 /// begins with a folder that the repository has at its top, or has a slash and ends like a source file, or is
-/// a link.
+/// a link. The name of a Rust file alone has to be that of one somewhere.
 pub fn named_paths(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|f| is_document(&f.path)) {
@@ -79,9 +79,9 @@ fn names_missing(tree: &Tree, word: &str) -> bool {
         return false;
     }
     let Some((top, _)) = word.split_once('/') else {
-        return word.ends_with(".md")
-            && !tree.paths.contains(word)
-            && !tree.paths.contains(&format!("docs/{word}"));
+        let is_somewhere = || tree.paths.iter().any(|path| path.rsplit('/').next() == Some(word));
+        let is_at_top = || [word.into(), format!("docs/{word}")].iter().any(|path| tree.paths.contains(path));
+        return word.ends_with(".md") && !is_at_top() || word.ends_with(".rs") && !is_somewhere();
     };
     let built = ["target", "out"].contains(&top);
     let ours = tree.paths.contains(top) || FILES.iter().any(|ending| word.ends_with(ending));
@@ -141,6 +141,16 @@ fn begins_path(line: &str, folder: &str) -> bool {
         !before.is_some_and(|c| c.is_alphanumeric() || "_-./}>)*~$".contains(c))
             && !after.is_some_and(|c| c.is_alphanumeric() || "_-.".contains(c))
     })
+}
+
+/// Every crate is in the table for contributors.
+pub fn listed_crates(tree: &Tree) -> Vec<Finding> {
+    const PAGE: &str = "CONTRIBUTING.md";
+    let page = tree.files.iter().find(|file| file.path == PAGE).map_or("", |file| &file.text);
+    let manifests = tree.files.iter().filter(|file| file.path.ends_with("/Cargo.toml"));
+    let missing = manifests.filter(|f| f.krate().is_some_and(|krate| !page.contains(&format!("`{krate}`"))));
+    let what = || format!("is not in the table of crates in {PAGE}");
+    missing.map(|file| Finding { path: file.path.clone(), line: 0, what: what() }).collect()
 }
 
 /// Every crate says at its top what it is for.

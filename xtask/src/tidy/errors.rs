@@ -9,8 +9,8 @@ const TOOLS: [&str; 1] = ["testkit"];
 
 /// Who says in an error what another one says keeps that one as its source.
 ///
-/// Looked at are the closures of `map_err` and the arms that make an error of an error. Whoever needs no more
-/// than that something failed takes `|_|`.
+/// Looked at are the closures of `map_err`, and the arms and the blocks of `if let` that make an error of an
+/// error. Whoever needs no more than that something failed takes `|_|`.
 pub fn kept_sources(tree: &Tree) -> Vec<Finding> {
     let is_product = |file: &&File| file.is_product() && !file.krate().is_some_and(|k| TOOLS.contains(&k));
     let mut findings = Vec::new();
@@ -53,7 +53,8 @@ impl Handler<'_> {
     }
 }
 
-/// The closures of `map_err` that name their error, and the arms `Err(name) => Err(...)`.
+/// The closures of `map_err` that name their error, the arms `Err(name) => Err(...)`, and what is returned in
+/// the block of `if let Err(name) = ...`.
 fn handlers(code: &str) -> impl Iterator<Item = Handler<'_>> {
     let closures = code.match_indices(".map_err(").filter_map(|(at, found)| {
         let start = at + found.len();
@@ -70,8 +71,24 @@ fn handlers(code: &str) -> impl Iterator<Item = Handler<'_>> {
         let start = code.len() - made.len();
         Some(Handler { name, body: start..start + end_of_brackets(made)? })
     });
+    let blocks = code.match_indices("if let Err(").filter_map(|(at, found)| {
+        let (name, rest) = code[at + found.len()..].split_once(')')?;
+        let mut depth = 0;
+        let open = rest.find(|c| {
+            depth += i32::from(matches!(c, '(' | '[')) - i32::from(matches!(c, ')' | ']'));
+            c == '{' && depth == 0
+        });
+        let open = code.len() - rest.len() + open? + 1;
+        let block = open..open + end_of_brackets(&code[open..])?;
+        let made = code[block.clone()].find("return Err(")? + "return Err(".len();
+        let start = block.start + made;
+        Some(Handler { name, body: start..start + end_of_brackets(&code[start..])? })
+    });
     let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
-    closures.chain(arms).filter(move |handler| is_name(handler.name) && !handler.name.starts_with('_'))
+    closures
+        .chain(arms)
+        .chain(blocks)
+        .filter(move |handler| is_name(handler.name) && !handler.name.starts_with('_'))
 }
 
 /// What stands behind each `name` in `code` that is a whole word.

@@ -17,7 +17,7 @@ mod sources;
 pub use circles::circles;
 pub use definitions::defining_modules;
 pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
-pub use documents::{crate_docs, linked_decisions, machine_paths, named_paths};
+pub use documents::{crate_docs, linked_decisions, listed_crates, machine_paths, named_paths};
 pub use elf_files::elf_files;
 pub use errors::kept_sources;
 pub use gains::gains;
@@ -34,7 +34,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 26] = [
+pub const RULES: [(&str, Rule); 27] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -58,6 +58,7 @@ pub const RULES: [(&str, Rule); 26] = [
     ("linked_decisions", linked_decisions),
     ("gains", gains),
     ("crate_docs", crate_docs),
+    ("listed_crates", listed_crates),
     ("printing", printing),
     ("dependencies", dependencies),
     ("unused_dependencies", unused_dependencies),

@@ -9,7 +9,7 @@ pub fn tuple_parameters(tree: &Tree) -> Vec<Finding> {
     for file in tree.rust().filter(|file| file.is_product()) {
         let code = code_only(file.before_tests());
         for (at, parameters) in signatures(&code) {
-            if separated(parameters).any(|parameter| parameter.starts_with('(')) {
+            if separated(parameters).any(|parameter| parameter.trim_start_matches('&').starts_with('(')) {
                 let line = code[..at].matches('\n').count() + 1;
                 let what = "a tuple as a parameter: name each part, or give them a struct".into();
                 findings.push(Finding { path: file.path.clone(), line, what });
