@@ -301,7 +301,7 @@ fn print_status(p: &ProcessStatus) {
     print_versions(p);
     if p.left_replacements > 0 {
         println!(
-            "  {} KiB of spare copies were left by a restitch that was killed, unused: `restitch revert {}`",
+            "  {} KiB of replacement mappings were left by a restitch that was killed, unused: `restitch revert {}`",
             p.left_replacements / 1024,
             p.pid
         );
