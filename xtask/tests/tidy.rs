@@ -272,6 +272,17 @@ fn documents_name_what_exists() {
 }
 
 #[test]
+fn tests_that_documents_name_exist() {
+    holds(tidy::named_tests);
+    let tests = ("crates/emit/tests/a.rs", "#[test]\nfn what_is_moved_stays_right() {}\n");
+    let page = "*Held by*: `what_is_moved_stays_right`, `what_was_there_before`,\n`user_regs_struct`, `A_B_C_D`, what_is_no_code_at_all\n";
+    let found = |path: &str| places(tidy::named_tests, &[tests, (path, page)]);
+    let none: [&str; 0] = [];
+    assert_eq!(found("docs/design/a.md"), ["docs/design/a.md:1"]);
+    assert_eq!(found("docs/usage/a.md"), none);
+}
+
+#[test]
 fn no_file_names_a_folder_of_one_machine() {
     holds(tidy::machine_paths);
     for (word, bad) in [

@@ -1,6 +1,7 @@
 //! Rules about documents and about words in any file.
 
 use crate::{Finding, Tree};
+use std::collections::BTreeSet;
 
 /// Endings by which a word in a document is taken for a file of the repository.
 const FILES: [&str; 9] = [".c", ".cc", ".html", ".json", ".md", ".py", ".rs", ".sh", ".toml"];
@@ -49,6 +50,37 @@ const ELSEWHERE: [&str; 6] = [
 /// Whether it is a document of the project.
 pub(super) fn is_document(path: &str) -> bool {
     ELSEWHERE.contains(&path) || (path.starts_with("docs/") && path.ends_with(".md"))
+}
+
+/// Tests that documents of the design name exist: what holds a rule can be looked up.
+///
+/// A word in backticks counts as the name of a test if it begins with a letter, has small letters only,
+/// and three underscores or more.
+pub fn named_tests(tree: &Tree) -> Vec<Finding> {
+    const DESIGN: [&str; 4] = ["CONTRIBUTING.md", "SECURITY.md", "docs/DESIGN.md", "docs/extending.md"];
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let is_sentence =
+        |word: &String| word.matches('_').count() >= 3 && word.chars().all(is_part) && !word.starts_with('_');
+    let declared: BTreeSet<&str> = tree.rust().flat_map(|file| functions(&file.text)).collect();
+    let mut findings = Vec::new();
+    let is_of_design = |path: &str| DESIGN.contains(&path) || path.starts_with("docs/design/");
+    for file in tree.files.iter().filter(|f| is_of_design(&f.path)) {
+        for (number, line) in file.text.lines().enumerate() {
+            for word in code_words(line, false).into_iter().filter(is_sentence) {
+                if !declared.contains(word.as_str()) {
+                    let what = format!("names {word}, and there is no function of that name");
+                    findings.push(Finding { path: file.path.clone(), line: number + 1, what });
+                }
+            }
+        }
+    }
+    findings
+}
+
+/// The names behind `fn`.
+fn functions(text: &str) -> impl Iterator<Item = &str> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    text.split("fn ").skip(1).map(move |rest| rest.split(|c| !is_part(c)).next().unwrap_or_default())
 }
 
 /// Every idea that was given up is told of where somebody would have it again: a page of the design links it.

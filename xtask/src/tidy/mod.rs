@@ -17,7 +17,7 @@ mod sources;
 pub use circles::circles;
 pub use definitions::defining_modules;
 pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
-pub use documents::{crate_docs, linked_decisions, listed_crates, machine_paths, named_paths};
+pub use documents::{crate_docs, linked_decisions, listed_crates, machine_paths, named_paths, named_tests};
 pub use elf_files::elf_files;
 pub use errors::kept_sources;
 pub use gains::gains;
@@ -34,7 +34,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 27] = [
+pub const RULES: [(&str, Rule); 28] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -52,6 +52,7 @@ pub const RULES: [(&str, Rule); 27] = [
     ("defining_modules", defining_modules),
     ("circles", circles),
     ("named_paths", named_paths),
+    ("named_tests", named_tests),
     ("machine_paths", machine_paths),
     ("document_lengths", document_lengths),
     ("timeless_documents", timeless_documents),
