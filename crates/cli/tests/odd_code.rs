@@ -28,6 +28,8 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/computed.c", &["-O2", "-mcmodel=large", "-fno-pie", "-no-pie"]),
     ("odd/long.c", &["-O2"]),
     ("odd/long.c", &["-O1", "-s"]),
+    ("odd/backward.c", &["-O2"]),
+    ("odd/backward.c", &["-O1", "-no-pie", "-s"]),
     ("odd/steps.c", &["-O2"]),
     ("odd/steps.c", &["-O1", "-no-pie", "-s"]),
     ("odd/tagged.c", &["-O2"]),

@@ -37,6 +37,7 @@ mod return_address;
 mod special;
 mod stack_state;
 mod sweep;
+mod table_index;
 mod tables;
 mod text;
 mod unknown_code;

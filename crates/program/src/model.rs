@@ -316,7 +316,7 @@ pub struct JumpTable {
     /// The instruction that loads the entry: `movslq (base,index,4),r`, `mov table(,index,8),r`, or the jump
     /// itself. In the same block as the jump.
     pub load_at: Svma,
-    /// Address that the load's entry 0 has: start of the table in read-only data.
+    /// Address of its first entry, in data that does not change. (The load may name one further on.)
     pub table: Svma,
     /// Address that is added to a [`TableEncoding::Relative4`] entry (the table itself for GCC and Clang).
     pub base: Svma,

@@ -17,13 +17,16 @@
 //! The believed end is the bound of the nearest preceding unsigned compare, else the next table, else the
 //! first entry that leaves the function's family. It only serves the edges of the flow graph.
 //!
+//! What stands in front of the address that the code names belongs to the table if its index may be negative
+//! ([`TableIndex`]).
+//!
 //! Limits: base registers that are set in another block are followed only when every definition of the
 //! register in the function gives the same constant (restoring pops apart). Tables of 1- or 2-byte entries
-//! are not recognised. An entry that leads to no known instruction ends a table of which no check is seen;
-//! and a table that is indexed from its middle, which compilers do not do, begins where the code names it.
+//! are not recognised. An entry that leads to no known instruction ends a table of which no check is seen.
 
 use crate::model::{JumpTable, TableEncoding};
 use crate::sweep::{Kind, Mini, Span, Sweep};
+use crate::table_index::TableIndex;
 use restitch_address::Svma;
 use restitch_image::{Image, RelocationKind};
 use restitch_x86::{Condition, Decoded, Mem, Op, Reg, decode_one};
@@ -88,10 +91,11 @@ pub(crate) fn find_tables(image: &Image, sweep: &Sweep) -> Vec<JumpTable> {
             found.push(f);
         }
     }
-    let mut tables: Vec<Svma> = found.iter().map(|f| f.table).collect();
-    tables.sort_unstable();
-    tables.dedup();
-    found.iter().filter_map(|f| measure(image, sweep, f, &tables)).collect()
+    let mut known = Known { image, sweep, starts: Vec::new(), ends: Vec::new() };
+    let measured: Vec<(Found, Option<Bound>)> = found.into_iter().map(|f| (f, known.note(&f))).collect();
+    known.settle();
+    let mut index = TableIndex::new(image, sweep);
+    measured.iter().filter_map(|(found, bound)| known.measure(found, *bound, &mut index)).collect()
 }
 
 fn decode(image: &Image, sweep: &Sweep, mini: &Mini) -> Option<Decoded> {
@@ -287,45 +291,109 @@ fn is_pop(image: &Image, mini: &Mini, sweep: &Sweep) -> bool {
     }
 }
 
-/// Reads the table and splits it at its believed end.
-fn measure(image: &Image, sweep: &Sweep, found: &Found, tables: &[Svma]) -> Option<JumpTable> {
-    if image.is_writable(found.table) && !inside_relro(image, found.table) {
-        return None;
+/// What is known of all tables before their extents are.
+struct Known<'a> {
+    image: &'a Image,
+    sweep: &'a Sweep,
+    /// Addresses that code names, sorted.
+    starts: Vec<Svma>,
+    /// Behind the last entries that checks of indices allow, sorted.
+    ends: Vec<Svma>,
+}
+
+impl Known<'_> {
+    /// Takes in a table, and gives what the compare in front of it allows.
+    fn note(&mut self, found: &Found) -> Option<Bound> {
+        let span = self.sweep.span_at(found.jump_at)?;
+        let bound = bound_before(self.image, self.sweep, span, found.load_at);
+        self.starts.push(found.table);
+        let checked = bound.filter(|bound| bound.of_index);
+        let end = |bound: Bound| found.table + bound.entries as u64 * entry_width(found.encoding);
+        self.ends.extend(checked.map(end));
+        bound
     }
-    let span = sweep.span_at(found.jump_at)?;
-    let bound = bound_before(image, sweep, span, found.load_at);
-    let following = tables.partition_point(|t| *t <= found.table);
-    let index_of =
-        |table: &Svma| (table.offset_from(found.table) as u64 / entry_width(found.encoding)) as usize;
-    let next_table = tables.get(following).map_or(MOST_ENTRIES, index_of);
-    // Two tables do not overlap, but a reference may point before its table's start, so look one table
-    // further.
-    let limit = tables.get(following + 1).map_or(MOST_ENTRIES, index_of);
-    let limit = limit.max(bound.map_or(0, |bound| bound.entries)).min(MOST_ENTRIES);
-    let checked = bound.filter(|bound| bound.of_index).map_or(0, |bound| bound.entries);
-    let (mut entries, known) = read_entries(image, sweep, found, checked.min(limit), limit);
-    let in_family = entries.iter().position(|t| !same_family(sweep, span, *t)).unwrap_or(entries.len());
-    let end = match bound {
-        Some(bound) if bound.entries <= known => bound.entries,
-        // The check allows more than the table seems to hold: not the check of this table, or not a table.
-        _ => in_family.min(next_table).min(known),
-    };
-    if end == 0 {
-        return None;
+
+    fn settle(&mut self) {
+        self.starts.sort_unstable();
+        self.starts.dedup();
+        self.ends.sort_unstable();
     }
-    let tail = entries.split_off(end);
-    // What was read may be less than the code indexes, or leads somewhere that is not known.
-    let is_believed = checked <= known && tail.len() <= MOST_TAIL && end + tail.len() < MOST_ENTRIES;
-    Some(JumpTable {
-        jump_at: found.jump_at,
-        load_at: found.load_at,
-        table: found.table,
-        base: found.base,
-        encoding: found.encoding,
-        targets: entries,
-        tail,
-        copyable: is_believed,
-    })
+
+    /// Reads the table and splits it at its believed end.
+    fn measure(&self, found: &Found, bound: Option<Bound>, index: &mut TableIndex<'_>) -> Option<JumpTable> {
+        let (image, sweep, width) = (self.image, self.sweep, entry_width(found.encoding));
+        if !is_constant(image, found.table) {
+            return None;
+        }
+        let span = sweep.span_at(found.jump_at)?;
+        let following = self.starts.partition_point(|t| *t <= found.table);
+        let index_of = |table: &Svma| (table.offset_from(found.table) as u64 / width) as usize;
+        let next_table = self.starts.get(following).map_or(MOST_ENTRIES, index_of);
+        // Two tables do not overlap, but a reference may point before its table's start, so look one table
+        // further.
+        let limit = self.starts.get(following + 1).map_or(MOST_ENTRIES, index_of);
+        let limit = limit.max(bound.map_or(0, |bound| bound.entries)).min(MOST_ENTRIES);
+        let checked = bound.filter(|bound| bound.of_index).map_or(0, |bound| bound.entries);
+        let (mut entries, known) = read_entries(image, sweep, found, checked.min(limit), limit);
+        let in_family = entries.iter().position(|t| !same_family(sweep, span, *t)).unwrap_or(entries.len());
+        let end = match bound {
+            Some(bound) if bound.entries <= known => bound.entries,
+            // The check allows more than the table seems to hold: not the check of this table, or not a
+            // table.
+            _ => in_family.min(next_table).min(known),
+        };
+        let tail = entries.split_off(end);
+        let head = self.head(found, span, index.bytes_below(span, found.load_at));
+        let table = found.table.offset(-((width * head.entries.len() as u64) as i64));
+        let targets = [head.entries, entries].concat();
+        if targets.is_empty() {
+            return None;
+        }
+        // What was read may be less than the code indexes, or leads somewhere that is not known.
+        let is_whole = checked <= known && head.is_whole;
+        let is_believed = is_whole && tail.len() <= MOST_TAIL && end + tail.len() < MOST_ENTRIES;
+        let &Found { jump_at, load_at, base, encoding, .. } = found;
+        Some(JumpTable { jump_at, load_at, table, base, encoding, targets, tail, copyable: is_believed })
+    }
+
+    /// Reads the entries of the `below` bytes that the index may reach in front of the address that the code
+    /// names; if that is not known, those that lead into the jump's function, as far as no other table is
+    /// there.
+    fn head(&self, found: &Found, span: usize, below: Option<u64>) -> Head {
+        let (image, sweep, width) = (self.image, self.sweep, entry_width(found.encoding));
+        let most = below.map_or_else(|| self.room_before(found.table) / width, |bytes| bytes.div_ceil(width));
+        let is_entry =
+            |to: &Svma| is_target(sweep, *to) && (below.is_some() || same_family(sweep, span, *to));
+        let places = (1..=most.min(MOST_ENTRIES as u64)).map(|i| found.table.offset(-((i * width) as i64)));
+        let readable = places.take_while(|at| is_constant(image, *at));
+        let entries = readable.map_while(|at| entry_at(image, found, at).filter(is_entry));
+        let mut entries: Vec<Svma> = entries.collect();
+        entries.reverse();
+        let is_whole = below.is_none() || entries.len() as u64 == most;
+        Head { entries, is_whole }
+    }
+
+    /// How many bytes in front of the table that code names by `start` may be the table's.
+    fn room_before(&self, start: Svma) -> u64 {
+        let before = self.starts.partition_point(|t| *t < start);
+        // A reference may point before its table's start, so look one table further.
+        let other = before.checked_sub(2).map(|i| self.starts[i]).unwrap_or_default();
+        let ended = self.ends.partition_point(|end| *end <= start).checked_sub(1).map(|i| self.ends[i]);
+        start.offset_from(other.max(ended.unwrap_or_default())) as u64
+    }
+}
+
+/// The entries in front of the address that the code names.
+struct Head {
+    /// What they lead to, in the order of the table.
+    entries: Vec<Svma>,
+    /// Whether these are all that the index may reach, as far as that can be told.
+    is_whole: bool,
+}
+
+/// Whether nothing changes what is at `at` when the loader is done.
+fn is_constant(image: &Image, at: Svma) -> bool {
+    !image.is_writable(at) || inside_relro(image, at)
 }
 
 fn inside_relro(image: &Image, at: Svma) -> bool {
@@ -350,19 +418,9 @@ fn read_entries(
 ) -> (Vec<Svma>, usize) {
     let (mut out, mut known) = (Vec::new(), None);
     for i in 0..limit as u64 {
-        let at = found.table + i * entry_width(found.encoding);
-        let target = match found.encoding {
-            TableEncoding::Relative4 => image.read_i32(at).map(|v| found.base.offset(v.into())),
-            TableEncoding::Absolute8 => match image.relocation_at(at).map(|r| &r.kind) {
-                Some(RelocationKind::Relative { target }) => Some(*target),
-                Some(_) => None,
-                None => image.read_u64(at).map(Svma::new),
-            },
-        };
+        let target = entry_at(image, found, found.table + i * entry_width(found.encoding));
         let Some(target) = target else { break };
-        // Clang sends what cannot happen (`__builtin_unreachable`) to the end of the function, where no code
-        // is.
-        if !sweep.starts.contains(target) && !sweep.is_end(target) {
+        if !is_target(sweep, target) {
             known = known.or(Some(out.len()));
             if out.len() >= checked {
                 break;
@@ -372,6 +430,24 @@ fn read_entries(
     }
     let known = known.unwrap_or(out.len());
     (out, known)
+}
+
+/// What the entry at `at` leads to.
+fn entry_at(image: &Image, found: &Found, at: Svma) -> Option<Svma> {
+    match found.encoding {
+        TableEncoding::Relative4 => image.read_i32(at).map(|v| found.base.offset(v.into())),
+        TableEncoding::Absolute8 => match image.relocation_at(at).map(|r| &r.kind) {
+            Some(RelocationKind::Relative { target }) => Some(*target),
+            Some(_) => None,
+            None => image.read_u64(at).map(Svma::new),
+        },
+    }
+}
+
+/// Whether an entry may lead to `at`: to an instruction, or, where clang sends what cannot happen
+/// (`__builtin_unreachable`), to the end of a function, where no code is.
+fn is_target(sweep: &Sweep, at: Svma) -> bool {
+    sweep.starts.contains(at) || sweep.is_end(at)
 }
 
 /// Whether `target` lies in the jump's own function or in a function that branches into its middle

@@ -134,6 +134,25 @@ fn switches_become_tables_whose_every_target_is_known() {
     }
 }
 
+/// Tables of eight entries of which the code names the middle or the end.
+#[test]
+fn tables_are_read_from_their_first_entry_on() {
+    for flags in [&["-O2"][..], &["-O1", "-no-pie"]] {
+        let Some((image, program)) = compiled("odd/backward.c", flags) else { return };
+        let entries = |name: &str| {
+            let range = image.symbols_named(name).next().unwrap_or_else(|| panic!("no {name}")).range;
+            let table = program.tables.iter().find(|t| range.contains(t.jump_at));
+            let table = table.unwrap_or_else(|| panic!("no table in {name}"));
+            (table.targets.len() + table.tail.len(), table.copyable)
+        };
+        for name in ["moved", "displaced", "negated", "between", "bytes", "unchecked"] {
+            assert_eq!(entries(name), (8, true), "{flags:?} {name}");
+        }
+        // Two entries in front of the middle, behind the one that leads elsewhere, and four from there on.
+        assert_eq!(entries("hole"), (6, false), "{flags:?}");
+    }
+}
+
 #[test]
 fn calls_of_setjmp_stay_and_lead_back() {
     let Some((image, program)) = compiled("setjmp.c", &["-O2"]) else { return };
