@@ -5,7 +5,7 @@ mod common;
 
 use common::{PATIENCE, Restitch, Target, code, expect_message, finish, stoppable};
 use restitch_report::RunResult;
-use restitch_testkit::{SUCCESS, compile, program, run, scratch};
+use restitch_testkit::{SUCCESS, compile, compile_with, program, run, scratch};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -80,26 +80,77 @@ fn done(command: &mut Command) -> RunResult {
 fn odd_programs_compute_what_they_did_recorded_optimized_and_counting() {
     for (source, flags) in CASES {
         let Some(original) = compiled(source, flags) else { continue };
-        let (restitch, folder) = (Restitch::new(), scratch());
-        let path = |name: &str| folder.path().join(name);
-        let profile = path("profile");
-        let recorded = finish(restitch.command(&["record", "-o"]).arg(&profile).arg("--").arg(&original));
-        recorded.expect(SUCCESS);
-        for (name, more) in [
-            ("plain", &["--keep-in-place", "off", "--pointers", "off"][..]),
-            ("retargeted", &["--keep-in-place", "off", "--pointers", "on"]),
-        ] {
-            let mut command = restitch.command(&["optimize"]);
-            command.arg(&original).arg("--profile").arg(&profile).arg("-o").arg(path(name)).args(more);
-            let result = done(&mut command);
-            let version = result.modules[0].version.as_ref().expect("a version");
-            assert!(version.redirects > 0, "{source} {flags:?}: {version:?}");
-            works(&path(name));
+        computes(&original, &format!("{source} {flags:?}"));
+    }
+}
+
+/// A program that checks itself, recorded, optimized and counting.
+#[track_caller]
+fn computes(original: &Path, what: &str) {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let path = |name: &str| folder.path().join(name);
+    let profile = path("profile");
+    let recorded = finish(restitch.command(&["record", "-o"]).arg(&profile).arg("--").arg(original));
+    recorded.expect(SUCCESS);
+    for (name, more) in [
+        ("plain", &["--keep-in-place", "off", "--pointers", "off"][..]),
+        ("retargeted", &["--keep-in-place", "off", "--pointers", "on"]),
+    ] {
+        let mut command = restitch.command(&["optimize"]);
+        command.arg(original).arg("--profile").arg(&profile).arg("-o").arg(path(name)).args(more);
+        let result = done(&mut command);
+        let version = result.modules[0].version.as_ref().expect("a version");
+        assert!(version.redirects > 0, "{what}: {version:?}");
+        works(&path(name));
+    }
+    let mut command = restitch.command(&["instrument"]);
+    command.arg(original).arg("-o").arg(path("counting")).arg("--counts").arg(path("counts"));
+    finish(&mut command).expect(code::DONE);
+    works(&path("counting"));
+}
+
+/// Cases of the switch below.
+const MANY: u32 = 2_000;
+
+/// A switch over all values that a number can have, behind a comparison of the same number with a small one:
+/// the compiler drops the check of the index, and that comparison stands nearest in front of the table.
+fn switch_without_a_check() -> String {
+    let cases: String =
+        (0..MANY).map(|i| format!("case {i}: y = y * {} + {i}; break;\n", 2 * i + 3)).collect();
+    let header = program("odd/odd.h");
+    format!(
+        "#include \"{}\"\n\
+        NOINLINE static void small(uint32_t *y) {{ *y += 3; }}\n\
+        NOINLINE static uint32_t chosen(uint32_t x, uint32_t y) {{\n\
+            if (x >= {MANY}) return y;\n\
+            if (x < 3) small(&y);\n\
+            switch (x) {{ {cases} default: __builtin_unreachable(); }}\n\
+            return y;\n\
+        }}\n\
+        static void one_round(unsigned round) {{\n\
+            uint32_t y = usual(round, 7);\n\
+            for (uint32_t x = 0; x < {MANY} + 3; x++) {{\n\
+                uint32_t wanted = x >= {MANY} ? y : (x < 3 ? y + 3 : y) * (2 * x + 3) + x;\n\
+                y = chosen(x, y);\n\
+                CHECK(y == wanted);\n\
+                if (x % 8 == 0) y += usual(y, x);\n\
+            }}\n\
+        }}\n\
+        int main(int argc, char **argv) {{ return run_rounds(argc, argv, one_round); }}\n",
+        header.display()
+    )
+}
+
+#[test]
+fn switches_whose_check_the_compiler_has_dropped_are_whole() {
+    let folder = scratch();
+    let source = folder.path().join("switch.c");
+    std::fs::write(&source, switch_without_a_check()).expect("writable");
+    for (compiler, flags) in [("clang", &["-O2"][..]), ("gcc", &["-O2", "-fno-pie", "-no-pie", "-s"])] {
+        match compile_with(compiler, &source, flags) {
+            Ok(original) => computes(&original, &format!("{compiler} {flags:?}")),
+            Err(error) => restitch_testkit::skipped(&error.to_string()),
         }
-        let mut command = restitch.command(&["instrument"]);
-        command.arg(&original).arg("-o").arg(path("counting")).arg("--counts").arg(path("counts"));
-        finish(&mut command).expect(code::DONE);
-        works(&path("counting"));
     }
 }
 
