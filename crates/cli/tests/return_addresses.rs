@@ -6,7 +6,7 @@ mod common;
 
 use common::{PATIENCE, Restitch, Target, code, finish, look, stoppable, with_time};
 use restitch_testkit::{compile, compile_with, find_program, program, run, scratch, skipped, strip};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Runs `original` under `record`, and the files that `optimize` and `instrument` make of it: all end as
@@ -136,4 +136,112 @@ fn goroutines_run_in_versions() {
         Ok(program) => files_of(&program),
         Err(error) => skipped(&error.to_string()),
     }
+}
+
+/// Hooks of `-finstrument-functions` are told the function and the place of the call: the original's.
+#[test]
+fn hooks_of_functions_are_told_original_places() {
+    let folder = scratch();
+    let source = folder.path().join("hooked.c");
+    let text = "#include <stdio.h>\n\
+        #define BARE __attribute__((no_instrument_function))\n\
+        extern const char __executable_start[], etext[];\n\
+        static unsigned long entered, left, places, elsewhere;\n\
+        BARE static void note(void *function, void *place) {\n\
+            const char *at = place;\n\
+            if ((const char *)function < __executable_start || (const char *)function >= etext) elsewhere++;\n\
+            /* The C library calls `main`. */\n\
+            if (at >= __executable_start && at < etext) places += (unsigned long)(at - __executable_start);\n\
+            else elsewhere++;\n\
+        }\n\
+        BARE void __cyg_profile_func_enter(void *f, void *at) { entered++; note(f, at); }\n\
+        BARE void __cyg_profile_func_exit(void *f, void *at) { left++; note(f, at); }\n\
+        __attribute__((noinline)) static unsigned odd(unsigned x) { return x * 3 + (x >> 7); }\n\
+        __attribute__((noinline)) static unsigned even(unsigned x) { return odd(x) ^ 5; }\n\
+        int main(int argc, char **argv) {\n\
+            unsigned x = (unsigned)argc + (argv == NULL);\n\
+            for (int i = 0; i < 10000000; i++) x = i % 3 ? even(x) : odd(x);\n\
+            printf(\"%u %lu %lu %lu %lu\\n\", x, entered, left, places, elsewhere);\n\
+            return elsewhere != 1;\n\
+        }\n";
+    std::fs::write(&source, text).expect("writable");
+    for flags in [&["-O2"][..], &["-O1", "-fno-pie", "-no-pie", "-s"]] {
+        let flags = [flags, &["-finstrument-functions"]].concat();
+        match compile_with("gcc", &source, &flags) {
+            Ok(program) => files_of(&program),
+            Err(error) => skipped(&error.to_string()),
+        }
+    }
+}
+
+/// Libraries whose functions look at who called them: by a jump to `dlsym`, by themselves, and by a jump to
+/// what the other library does.
+const ASKED: &str = "
+const void *asked(void) { return __builtin_return_address(0); }
+";
+const ASKING: &str = "
+#include <dlfcn.h>
+const void *asked(void);
+void *next_of(const char *name) { return dlsym(RTLD_NEXT, name); }
+const void *handed_on(void) { return asked(); }
+";
+const CALLER: &str = r#"
+#include "check.h"
+#include <dlfcn.h>
+const void *asked(void), *handed_on(void);
+void *next_of(const char *name);
+NOINLINE static uint32_t step(uint32_t x, uint32_t i) { return x % 3 == 0 ? x * 5 + i : x + (x >> 3) + 1; }
+static int is_ours(const void *place) {
+    Dl_info at, own;
+    return dladdr(place, &at) && dladdr((void *)step, &own) && at.dli_fbase == own.dli_fbase;
+}
+static void one_round(unsigned round) {
+    uint32_t x = round | 1;
+    for (unsigned i = 0; i < 300000; i++) {
+        x = step(x, i);
+        OPAQUE(x);
+        if (i % 1024 == 0) {
+            CHECK(is_ours(asked()));
+            CHECK(is_ours(handed_on()));
+            CHECK(next_of("malloc") != NULL);
+        }
+    }
+}
+int main(int argc, char **argv) { return run_rounds(argc, argv, one_round); }
+"#;
+
+/// The program with its two libraries in `folder`.
+fn calling_others(folder: &Path) -> Option<PathBuf> {
+    let path = |name: &str| folder.join(name);
+    let built = |name: &str, text: &str, flags: &[&str]| {
+        let source = path(&format!("{name}.c"));
+        std::fs::write(&source, text).expect("writable");
+        let mut command = Command::new("gcc");
+        command.args(["-O2", "-D_GNU_SOURCE", "-o"]).arg(path(name)).arg(source).args(flags);
+        command.current_dir(folder).status().is_ok_and(|status| status.success())
+    };
+    let programs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs");
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
+    let here = format!("-Wl,-rpath,{}", folder.display());
+    let shared = ["-shared", "-fPIC", "-L."];
+    let first = built("libasked.so", ASKED, &shared);
+    let second = first && built("libasking.so", ASKING, &[&shared[..], &["-lasked"]].concat());
+    let flags = ["-I", programs, "-include", header, "-L.", "-lasking", "-lasked", &here];
+    (second && built("caller", CALLER, &flags)).then(|| path("caller"))
+}
+
+#[test]
+fn libraries_are_told_original_places() {
+    let folder = scratch();
+    let Some(program) = calling_others(folder.path()) else { return skipped("gcc is missing") };
+    let restitch = Restitch::new();
+    let profile = folder.path().join("profile");
+    let mut record = restitch.command(&["record", "-o"]);
+    finish(record.arg(profile).arg("--").arg(&program)).expect(restitch_testkit::SUCCESS);
+    let mut target = Target::start(&program);
+    let attached = restitch.attach(target.pid(), &["--keep-in-place", "off"]);
+    target.assert_computing(&format!("after attach: {}\n{}", attached.stdout, attached.stderr));
+    attached.expect(code::DONE);
+    target.assert_goes_back(&restitch);
+    target.stop();
 }

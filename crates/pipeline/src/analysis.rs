@@ -1,10 +1,11 @@
 //! From bytes to a [`Program`], with the unwind tables that later stages need too.
 
+use crate::neighbours::Neighbours;
 use restitch_address::{Svma, SvmaRange};
 use restitch_apply::Why;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
-use restitch_program::{Movability, Program, analyze};
+use restitch_program::{Movability, Program, analyze_among};
 use restitch_report as report;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +26,14 @@ pub struct Analyzed {
 /// # Errors
 /// Why it cannot be analysed, in words that follow the file's name.
 pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, Why> {
+    analyze_image_among(image, &Neighbours::default())
+}
+
+/// Analyses one image of a process that has these modules.
+///
+/// # Errors
+/// Those of [`analyze_image`].
+pub fn analyze_image_among(image: Arc<Image>, neighbours: &Neighbours) -> Result<Analyzed, Why> {
     let Some(at) = image.eh_frame() else {
         let kind = image.run_time().and_then(|found| found.why().split(',').next());
         let kind = kind.map_or_else(String::new, |kind| format!("it {kind}; "));
@@ -33,7 +42,7 @@ pub fn analyze_image(image: Arc<Image>) -> Result<Analyzed, Why> {
     };
     let bytes = image.read(at.start, at.len() as usize).ok_or("its unwind tables are not in the file")?;
     let unwind = UnwindInfo::parse(bytes, at.start)?;
-    let program = analyze(&image, &unwind)?;
+    let program = analyze_among(&image, &unwind, neighbours.looking())?;
     Ok(Analyzed { image, unwind, program })
 }
 

@@ -15,6 +15,7 @@ pub mod imports;
 pub mod large_pages;
 pub mod machine;
 pub mod make;
+pub mod neighbours;
 pub mod optimize_options;
 pub mod original;
 pub mod parallel;

@@ -14,7 +14,8 @@ use crate::sampling::{IpSamples, Sampling};
 use crate::verdict::{Window, Windows};
 use restitch_apply::Why;
 use restitch_image::Image;
-use restitch_pipeline::analysis::{Analyzed, analyze_image};
+use restitch_pipeline::analysis::{Analyzed, analyze_image_among};
+use restitch_pipeline::neighbours::Neighbours;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -156,7 +157,7 @@ fn unseen(samples: &IpSamples, analyses: &Analyses) -> f64 {
 
 /// A thread that analyses modules, one after the other: the process needs the other processors.
 struct Analyst {
-    wanted: Sender<(usize, Arc<Image>)>,
+    wanted: Sender<(usize, Arc<Image>, Neighbours)>,
     results: Receiver<(usize, Result<Analyzed, Why>)>,
     thread: JoinHandle<()>,
     asked: BTreeSet<usize>,
@@ -165,12 +166,12 @@ struct Analyst {
 
 impl Analyst {
     fn new() -> Self {
-        let (wanted, queue) = channel::<(usize, Arc<Image>)>();
+        let (wanted, queue) = channel::<(usize, Arc<Image>, Neighbours)>();
         let (sender, results) = channel();
         let work = move || {
-            for (index, image) in queue {
+            for (index, image, neighbours) in queue {
                 // Nobody waits any more: the session has ended.
-                if sender.send((index, analyze_image(image))).is_err() {
+                if sender.send((index, analyze_image_among(image, &neighbours))).is_err() {
                     break;
                 }
             }
@@ -185,7 +186,7 @@ impl Analyst {
             if may_be_changed(set, index) && self.asked.insert(index) {
                 let image = set.leader.target().modules[index].image.clone();
                 // A thread that is gone gives no results: the module is analysed later.
-                let _ = self.wanted.send((index, image));
+                let _ = self.wanted.send((index, image, set.neighbours()));
             }
         }
     }

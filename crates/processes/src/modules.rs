@@ -6,7 +6,7 @@ use crate::refusal::left_alone;
 use crate::sampling::IpSamples;
 use restitch_apply::Why;
 use restitch_apply_process::Module;
-use restitch_pipeline::analysis::{Analyzed, analyze_image, words};
+use restitch_pipeline::analysis::{Analyzed, analyze_image_among, words};
 use restitch_pipeline::parallel;
 use restitch_pipeline::selection::{Weights, select, weigh};
 use restitch_program::{Movability, Program};
@@ -82,7 +82,10 @@ pub fn choose(set: &ProcessSet, samples: &IpSamples, ready: &mut Analyses) -> Re
             left.push((module.path.clone(), n, why));
             continue;
         }
-        match ready.remove(&index).unwrap_or_else(|| analyze_image(module.image.clone())) {
+        match ready
+            .remove(&index)
+            .unwrap_or_else(|| analyze_image_among(module.image.clone(), &set.neighbours()))
+        {
             Ok(mut analyzed) => {
                 leave_changing(set, index, &mut analyzed)?;
                 let weights = weigh(&analyzed.program, addresses);
@@ -141,8 +144,8 @@ pub fn leave_changing(set: &ProcessSet, index: usize, analyzed: &mut Analyzed) -
 
 /// Analyses these modules, on all processors.
 pub fn analyze(set: &ProcessSet, modules: Vec<usize>) -> Analyses {
-    let modules_of = &set.leader.target().modules;
-    let one = |index: usize| (index, analyze_image(modules_of[index].image.clone()));
+    let (modules_of, neighbours) = (&set.leader.target().modules, set.neighbours());
+    let one = |index: usize| (index, analyze_image_among(modules_of[index].image.clone(), &neighbours));
     parallel::map(modules, one).into_iter().collect()
 }
 

@@ -11,8 +11,9 @@ use restitch_apply_process::{
 };
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
-use restitch_pipeline::ExitCode;
-use restitch_pipeline::Watcher;
+use restitch_image::Image;
+use restitch_pipeline::neighbours::Neighbours;
+use restitch_pipeline::{ExitCode, Watcher};
 use restitch_procfs as procfs;
 use restitch_profile::{Vote, add_votes};
 use restitch_tracee::TraceError;
@@ -20,6 +21,7 @@ use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Pauses before the tries to unmap retired versions.
@@ -51,6 +53,8 @@ pub struct ProcessSet {
     unopened: BTreeMap<i32, ProcessError>,
     /// CPU time of the processes when they joined, or when it was last asked which are busy.
     ticks: BTreeMap<i32, u64>,
+    /// The modules that were there when it was last asked for their neighbours.
+    neighbours: Mutex<Neighbours>,
 }
 
 /// What became of a process that was to get its original code back.
@@ -148,6 +152,7 @@ impl ProcessSet {
             strangers,
             unopened,
             ticks,
+            neighbours: Mutex::default(),
         })
     }
 
@@ -280,6 +285,21 @@ impl ProcessSet {
     /// All processes, the leader first.
     pub fn all(&self) -> impl Iterator<Item = &AttachedProcess> {
         std::iter::once(&self.leader).chain(&self.others)
+    }
+
+    /// What the modules of all of them have to know of each other.
+    pub fn neighbours(&self) -> Neighbours {
+        let mut images: Vec<Arc<Image>> = Vec::new();
+        for module in self.all().flat_map(|l| &l.target().modules) {
+            if !images.iter().any(|known| Arc::ptr_eq(known, &module.image)) {
+                images.push(module.image.clone());
+            }
+        }
+        let mut known = self.neighbours.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.are(&images) {
+            *known = Neighbours::new(images);
+        }
+        known.clone()
     }
 
     /// The same, to be changed.

@@ -9,12 +9,14 @@ use crate::leaders::{self, Leaders};
 use crate::lookups::unwinder_lookups;
 use crate::model::*;
 use crate::personality::unknown_personalities;
+use crate::return_address::Code;
 use crate::sweep::{Found, Kind, Mini, Span, Sweep};
-use crate::{flags, own_position, special, tables};
+use crate::{flags, looks, own_position, special, tables};
 use restitch_address::Svma;
 use restitch_cfi::UnwindInfo;
-use restitch_image::Image;
+use restitch_image::{Binding, Image};
 use restitch_x86::patch::Patch;
+use std::collections::{BTreeSet, HashSet};
 
 /// Why a module cannot be analysed at all.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -35,6 +37,19 @@ pub enum AnalyzeError {
 /// # Errors
 /// See [`AnalyzeError`]. Functions that cannot be understood are no errors: see [`Function::movability`].
 pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeError> {
+    analyze_among(image, unwind, &BTreeSet::new())
+}
+
+/// [`analyze`] beside other modules, of which the functions with the names `elsewhere` look at their return
+/// addresses ([`exports_that_look`]): calls to them stay.
+///
+/// # Errors
+/// Those of [`analyze`].
+pub fn analyze_among(
+    image: &Image,
+    unwind: &UnwindInfo,
+    elsewhere: &BTreeSet<String>,
+) -> Result<Program, AnalyzeError> {
     let ranges = function_ranges(image, unwind);
     let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else {
         return Err(AnalyzeError::NoUnwindInfo);
@@ -45,7 +60,8 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
     }
     let sweep = Sweep::run(image, unwind, &ranges);
     let mut jump_tables = tables::find_tables(image, &sweep);
-    let mut leaders = leaders::collect(image, unwind, &sweep, &jump_tables);
+    let code = Code { image, unwind, sweep: &sweep, tables: &jump_tables, elsewhere };
+    let mut leaders = leaders::collect(code);
     let doubt = doubt::find(image, unwind, &sweep, &mut leaders, &jump_tables);
     drop_tables(&sweep, &doubt, &mut leaders, &mut jump_tables);
     settle_tables(&sweep, &mut leaders, &mut jump_tables);
@@ -68,6 +84,52 @@ pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeErr
         builder.function(span, movability[i], has_blocks, image.function_name(span.range.start));
     }
     Ok(builder.finish(image))
+}
+
+/// Of the functions that `image` offers to other modules under one of the names `wanted`, those that look at
+/// their return addresses, or jump on to code that does: calls to them have to push the original's. Only
+/// their own code is looked at, and what it jumps to.
+///
+/// `elsewhere`: what is known of this kind of other modules, but for what is known of old.
+pub fn exports_that_look(
+    image: &Image,
+    unwind: &UnwindInfo,
+    wanted: &HashSet<&str>,
+    elsewhere: &BTreeSet<String>,
+) -> BTreeSet<String> {
+    let ranges = function_ranges(image, unwind);
+    let offered = image.symbols_with_aliases().iter();
+    let offered = offered.filter(|s| s.binding != Binding::Local && s.is_function());
+    let named = offered.map(|s| (s.range.start, special::without_version(&s.name)));
+    let is_known = |name: &str| special::looks_at_its_caller(name) || special::unwinds(name);
+    let is_asked = |name: &str| wanted.contains(name) && !is_known(name);
+    let entries: Vec<(Svma, &str)> = named.filter(|(_, name)| is_asked(name)).collect();
+    let reached = reached_by_jumps(image, unwind, &ranges, entries.iter().map(|entry| entry.0).collect());
+    let sweep = Sweep::run(image, unwind, &reached);
+    let tables = tables::find_tables(image, &sweep);
+    looks::that_look(Code { image, unwind, sweep: &sweep, tables: &tables, elsewhere }, &entries)
+}
+
+/// Those of `functions` that hold one of the places `open`, or to which one of them jumps.
+fn reached_by_jumps(
+    image: &Image,
+    unwind: &UnwindInfo,
+    functions: &[Found],
+    mut open: Vec<Svma>,
+) -> Vec<Found> {
+    let mut reached = BTreeSet::new();
+    while !open.is_empty() {
+        let index_of = |at: &Svma| functions.partition_point(|f| f.range.end <= *at);
+        let holds = |i: &usize, at: &Svma| functions.get(*i).is_some_and(|f| f.range.contains(*at));
+        let held = open.iter().filter_map(|at| Some(index_of(at)).filter(|i| holds(i, at)));
+        let new: BTreeSet<usize> = held.filter(|i| !reached.contains(i)).collect();
+        let added: Vec<Found> = new.iter().map(|i| functions[*i]).collect();
+        reached.extend(new);
+        let sweep = Sweep::run(image, unwind, &added);
+        let is_jump = |at: &Svma| sweep.mini_at(*at).is_some_and(|i| sweep.minis[i].kind.ends_block());
+        open = sweep.targets.iter().filter(|(at, _)| is_jump(at)).map(|(_, to)| *to).collect();
+    }
+    reached.into_iter().map(|i| functions[i]).collect()
 }
 
 /// Sorted, disjoint function ranges inside executable ranges. Entries that overlap are one range: which of

@@ -34,7 +34,8 @@ pub(crate) struct Leaders {
 }
 
 /// Collects all leaders. Function starts and the instructions behind terminators are in `all` only.
-pub(crate) fn collect(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, tables: &[JumpTable]) -> Leaders {
+pub(crate) fn collect(code: Code<'_>) -> Leaders {
+    let Code { image, unwind, sweep, tables, .. } = code;
     let set = || AddressSet::new(sweep.text);
     let mut leaders = Leaders {
         all: set(),
@@ -51,7 +52,7 @@ pub(crate) fn collect(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, tables:
     leaders.add_landing_pads(image, unwind, sweep);
     leaders.add_taken_addresses(image, sweep, tables);
     leaders.add_terminators(sweep);
-    leaders.add_pinned_calls(Code { image, unwind, sweep, tables });
+    leaders.add_pinned_calls(code);
     leaders
 }
 

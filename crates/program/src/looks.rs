@@ -7,8 +7,8 @@
 //! Calls of which it is not known where they go are treated so where the address of such code is taken
 //! anywhere in the module.
 //!
-//! Limits: such code of other modules is known by name only, and not where it is called through a pointer or
-//! by who jumps to a pointer.
+//! Limits: such code of other modules is known by name only ([`crate::exports_that_look`] finds the names),
+//! and not where it is called through a pointer or by who jumps to a pointer.
 //!
 //! [`BlockAttrs::PINNED`]: crate::BlockAttrs::PINNED
 //! [`Movability::ReturnsElsewhere`]: crate::Movability::ReturnsElsewhere
@@ -36,7 +36,7 @@ pub(crate) fn pinned_calls(code: Code<'_>) -> PinnedCalls {
     let sweep = code.sweep;
     let mut pinned =
         PinnedCalls { calls: AddressSet::new(sweep.text), resumed: Vec::new(), elsewhere: Vec::new() };
-    let callees = Callees::of(code);
+    let callees = Callees::of(code, &[]);
     if callees.known.is_empty() {
         return pinned;
     }
@@ -114,10 +114,11 @@ struct Callees {
 }
 
 impl Callees {
-    fn of(code: Code<'_>) -> Self {
+    /// `entries`: what other modules may call, besides what this one does.
+    fn of(code: Code<'_>, entries: &[Svma]) -> Self {
         let (image, sweep) = (code.image, code.sweep);
         let mut callees = Self { known: Known::new(sweep.text), unnamed: Looks::No };
-        let called = Called::of(sweep);
+        let called = Called::of(sweep, entries);
         // Nobody calls the program's first instruction: what lies on its stack are arguments.
         for span in sweep.spans.iter().filter(|s| s.range.start != image.entry()) {
             let start = span.range.start;
@@ -130,7 +131,7 @@ impl Callees {
         callees.spread(code, &leaving, true);
         // Pointers to what others define are everywhere (a table with `dlsym` in it), and it only asks who
         // calls.
-        named(image).for_each(|at| callees.known.note(at, Looks::Reads));
+        named(code).for_each(|at| callees.known.note(at, Looks::Reads));
         callees.spread(code, &leaving, false);
         callees
     }
@@ -264,18 +265,27 @@ fn is_linked(image: &Image, at: Svma) -> bool {
 }
 
 /// Functions, stubs and slots that are known by name.
-fn named(image: &Image) -> impl Iterator<Item = Svma> {
+fn named(code: Code<'_>) -> impl Iterator<Item = Svma> {
+    let image = code.image;
+    let looks = move |name: &str| looks_at_its_caller(name) || code.elsewhere.contains(without_version(name));
     let symbols = image.symbols_with_aliases().iter();
     let defined = symbols.filter(|s| looks_at_its_caller(&s.name)).map(|s| s.range.start);
-    let stubs = image.plt_slots().iter().filter(|s| s.name.as_deref().is_some_and(looks_at_its_caller));
+    let stubs = image.plt_slots().iter().filter(move |s| s.name.as_deref().is_some_and(looks));
     let linked = stubs.flat_map(|slot| [slot.stub.start, slot.slot]);
-    let slots = image.relocations().iter().filter(|r| match &r.kind {
-        RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. } => {
-            looks_at_its_caller(name)
-        }
+    let slots = image.relocations().iter().filter(move |r| match &r.kind {
+        RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. } => looks(name),
         _ => false,
     });
     defined.chain(linked).chain(slots.map(|r| r.at))
+}
+
+/// Names of the functions at `entries`, which the module offers to others, that look at their return
+/// addresses.
+pub(crate) fn that_look(code: Code<'_>, entries: &[(Svma, &str)]) -> BTreeSet<String> {
+    let starts: Vec<Svma> = entries.iter().map(|entry| entry.0).collect();
+    let callees = Callees::of(code, &starts);
+    let look = entries.iter().filter(|(at, _)| callees.known.of(*at) != Looks::No);
+    look.map(|(_, name)| (*name).to_owned()).collect()
 }
 
 /// What a function does with its return address. `called`: something calls it, whatever its rows say of its
@@ -306,8 +316,9 @@ struct Called {
 }
 
 impl Called {
-    fn of(sweep: &Sweep) -> Self {
+    fn of(sweep: &Sweep, entries: &[Svma]) -> Self {
         let mut called = Self { heads: AddressSet::new(sweep.text), others: BTreeSet::new() };
+        entries.iter().for_each(|at| called.heads.insert(*at));
         for &(at, to) in &sweep.targets {
             if called.heads.contains(to)
                 || sweep.mini_at(at).is_none_or(|i| sweep.minis[i].kind != Kind::Call)

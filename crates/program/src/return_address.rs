@@ -63,6 +63,9 @@ pub(crate) struct Code<'a> {
     pub sweep: &'a Sweep,
     /// Recognised jump tables, sorted by jump.
     pub tables: &'a [JumpTable],
+    /// Names of functions of other modules that look at their return addresses, as far as they are not known
+    /// of old.
+    pub elsewhere: &'a BTreeSet<String>,
 }
 
 /// Follows the code at `entry`.

@@ -40,6 +40,12 @@ pub(crate) fn looks_at_its_caller(name: &str) -> bool {
     LOOKS_AT_ITS_CALLER.contains(&without_version(name))
 }
 
+/// Whether a function of this name begins at its caller to unwind (Itanium C++ ABI, Exception Handling,
+/// 1.1): unwinders find moved code.
+pub(crate) fn unwinds(name: &str) -> bool {
+    name.starts_with("_Unwind_")
+}
+
 /// A symbol's name without its `@version`.
 pub(crate) fn without_version(name: &str) -> &str {
     name.split('@').next().unwrap_or(name)

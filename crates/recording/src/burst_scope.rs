@@ -13,7 +13,7 @@ use restitch_address::{Avma, AvmaRange, Svma};
 use restitch_apply_process::{Module, Target};
 use restitch_emit::may_trace;
 use restitch_image::Image;
-use restitch_pipeline::analysis::{Analyzed, analyze_image};
+use restitch_pipeline::analysis::{Analyzed, analyze_image_among};
 use restitch_pipeline::selection::{Weights, select, select_within};
 use restitch_processes::SessionError;
 use restitch_processes::modules::{Analyses, Chosen, is_runtime_loader, leave_changing};
@@ -267,7 +267,10 @@ impl BurstScope {
         if is_runtime_loader(&module.path.to_string_lossy()) || self.hopeless.contains(&index) {
             return Ok(None);
         }
-        let analyzed = self.ready.remove(&index).unwrap_or_else(|| analyze_image(module.image.clone()));
+        let analyzed = self
+            .ready
+            .remove(&index)
+            .unwrap_or_else(|| analyze_image_among(module.image.clone(), &set.neighbours()));
         let Ok(mut analyzed) = analyzed else {
             self.hopeless.insert(index);
             return Ok(None);

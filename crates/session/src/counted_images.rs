@@ -7,9 +7,10 @@ use restitch_check::CheckedVersion;
 use restitch_emit::{CounterWidth, area_len};
 use restitch_image::Image;
 use restitch_layout::Layout;
-use restitch_pipeline::analysis::{Analyzed, analyze_image};
+use restitch_pipeline::analysis::{Analyzed, analyze_image_among};
 use restitch_pipeline::derivation;
 use restitch_pipeline::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
+use restitch_pipeline::neighbours::Neighbours;
 use restitch_processes::SessionError;
 use restitch_processes::refusal::left_alone;
 use restitch_profile::{
@@ -88,8 +89,10 @@ impl CountedImages {
         live: &AttachedProcess,
     ) -> Result<Vec<(usize, usize, u32, Svma)>, SessionError> {
         let (mut found, mut taken, mut no_room) = (Vec::new(), Vec::new(), None);
-        for (index, module) in live.target().modules.iter().enumerate() {
-            let Some(image) = self.image_of(module) else { continue };
+        let modules = &live.target().modules;
+        let neighbours = Neighbours::new(modules.iter().map(|module| module.image.clone()).collect());
+        for (index, module) in modules.iter().enumerate() {
+            let Some(image) = self.image_of(module, &neighbours) else { continue };
             let it = &self.images[image];
             let counters = it.plan.counted.len();
             let area = area_len(CounterWidth::Bits64, counters, it.voting.len())
@@ -165,7 +168,7 @@ impl CountedImages {
 
     /// The image of a module, analysed if it is seen for the first time. `None` if nothing of it can be
     /// counted.
-    fn image_of(&mut self, module: &Module) -> Option<usize> {
+    fn image_of(&mut self, module: &Module, neighbours: &Neighbours) -> Option<usize> {
         if module.is_vdso() {
             return None;
         }
@@ -182,7 +185,8 @@ impl CountedImages {
             self.known.insert(key, None);
             return None;
         }
-        let image = analyze_image(module.image.clone()).ok().and_then(|analyzed| {
+        let analyzed = analyze_image_among(module.image.clone(), neighbours);
+        let image = analyzed.ok().and_then(|analyzed| {
             let program = &analyzed.program;
             let functions: Vec<FuncId> = program.function_ids().collect();
             let plan = plan_counters(program, &scope_of(program, &functions), Weights::Static, Calls::Return);

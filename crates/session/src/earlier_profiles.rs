@@ -6,7 +6,7 @@
 
 use crate::left_out::LeftOut;
 use restitch_apply_process::Module;
-use restitch_pipeline::analysis::analyze_image;
+use restitch_pipeline::analysis::analyze_image_among;
 use restitch_pipeline::parallel;
 use restitch_pipeline::selection::weigh;
 use restitch_processes::SessionError;
@@ -78,8 +78,9 @@ pub(crate) fn not_chosen(
 /// If the process cannot be read.
 pub(crate) fn analyzed(set: &ProcessSet, indices: Vec<usize>) -> Result<Vec<Chosen>, SessionError> {
     let modules = &set.leader.target().modules;
-    let analyses =
-        parallel::map(indices, |index: usize| (index, analyze_image(modules[index].image.clone())));
+    let neighbours = set.neighbours();
+    let one = |index: usize| (index, analyze_image_among(modules[index].image.clone(), &neighbours));
+    let analyses = parallel::map(indices, one);
     let mut out = Vec::new();
     for (index, analyzed) in analyses {
         let Ok(mut analyzed) = analyzed else { continue };
