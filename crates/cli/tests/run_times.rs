@@ -5,7 +5,9 @@
 mod common;
 
 use common::{Restitch, code, expect_message, finish, with_time};
-use restitch_testkit::{Finished, Guarded, TempDir, find_program, require, run, scratch, strip};
+use restitch_testkit::{
+    Finished, Guarded, TempDir, compile_with, find_program, require, run, scratch, skipped, strip,
+};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -185,4 +187,71 @@ fn go_is_left_alone() {
     expect_message(&burst, code::REFUSED, &[OF_GO]);
     refuses_copies(&program, OF_GO);
     refuses_processes(&endless, OF_GO, &[code::REFUSED]);
+}
+
+/// Calls two functions of its own, so many ten thousand times.
+const COUNTED: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((noinline)) unsigned odd(unsigned x) { return x * 3 + (x >> 7); }
+__attribute__((noinline)) unsigned even(unsigned x) { return odd(x) ^ 5; }
+int main(int argc, char **argv) {
+    unsigned x = (unsigned)argc;
+    for (long i = 0, end = atol(argv[1]) * 10000; i < end; i++) x = i % 3 ? even(x) : odd(x);
+    printf("%u\n", x);
+    return 0;
+}
+"#;
+
+/// How often the two functions were called, as gprof says of what the program has left in `folder`.
+fn calls_of(program: &Path, folder: &Path) -> Vec<String> {
+    let graph = folder.join("gmon.out");
+    let mut gprof = Command::new("gprof");
+    let told = run(gprof.args(["-bp", text(program)]).arg(&graph), common::PATIENCE);
+    std::fs::remove_file(graph).expect("the program has written it");
+    let row = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_ours = words.last().is_some_and(|name| ["odd", "even"].contains(name));
+        is_ours.then(|| format!("{} {}", words[words.len() - 1], words[3]))
+    };
+    let mut rows: Vec<String> = told.stdout.lines().filter_map(row).collect();
+    rows.sort();
+    rows
+}
+
+const OF_GPROF: &str = "built for gprof (-pg), which counts calls by return addresses";
+
+#[test]
+fn programs_that_count_their_calls_are_left_alone() {
+    require!(find_program("gprof"), "gprof");
+    let folder = scratch();
+    let source = folder.path().join("counted.c");
+    std::fs::write(&source, COUNTED).unwrap();
+    for flags in [&["-O2", "-pg"][..], &["-O1", "-pg", "-mfentry", "-no-pie"], &["-O2", "-pg", "-static"]] {
+        let program = match compile_with("gcc", &source, flags) {
+            Ok(program) => program,
+            Err(error) => return skipped(&error.to_string()),
+        };
+        for program in [strip(&program).unwrap(), program.clone()] {
+            refuses_copies(&program, OF_GPROF);
+        }
+        let within = |mut command: Command| finish(command.current_dir(folder.path()));
+        let mut alone = Command::new(&program);
+        alone.arg(ROUNDS);
+        let expected = within(alone).stdout;
+        let calls = calls_of(&program, folder.path());
+        assert_eq!(calls.len(), 2, "{calls:?}");
+        let (restitch, profile) = (Restitch::new(), folder.path().join("profile"));
+        let recorded =
+            within(restitch.command(&["record", "-o", text(&profile), "--", text(&program), ROUNDS]));
+        assert!(recorded.stdout.contains(&expected), "{flags:?}: {}", recorded.stdout);
+        let all = format!("{} {}", recorded.stdout, recorded.stderr);
+        let all = all.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(all.contains(OF_GPROF), "{flags:?}: {all}");
+        assert_eq!(calls_of(&program, folder.path()), calls, "{flags:?}: recorded");
+        // In others the C library, which counts, may be worth it.
+        if flags.contains(&"-static") {
+            refuses_processes(&program, OF_GPROF, &[code::NOTHING_TO_DO, code::REFUSED]);
+        }
+    }
 }

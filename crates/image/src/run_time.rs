@@ -2,8 +2,8 @@
 //!
 //! Problem: a version differs from the original in program counters and return addresses alone, which is
 //! nothing to a program, and to the unwinders that ask for `.eh_frame`. A run time that walks its stack by
-//! its own tables (to collect garbage, to grow stacks, to unwind) finds an address of a copy in none of them,
-//! and ends the process, or frees what is in use.
+//! its own tables (to collect garbage, to grow stacks, to unwind, to count calls) finds an address of a copy
+//! in none of them, and ends the process, frees what is in use, or tells something else.
 //!
 //! Idea: such a run time leaves marks in every file that it is linked into, which `strip` keeps: names of
 //! sections, names of symbols (of whatever kind, defined or not: files of `ocamlopt` have its tables as
@@ -37,6 +37,8 @@ pub enum RunTime {
     Dart,
     /// Code that Mono has compiled ahead of time.
     MonoAot,
+    /// Code of `gcc -pg`: calls are counted by return addresses, time by program counters.
+    CallGraph,
 }
 
 /// What a file has that this run time is linked into.
@@ -113,6 +115,11 @@ const MARKS: &[Marks] = &[
 const OCAML_PARAMETERS: &[u8] = b"CAMLRUNPARAM";
 /// What OCaml's interpreter of byte code, which walks no stack of native code, says of a file.
 const OCAML_BYTE_CODE: &[u8] = b"is not a bytecode executable file";
+/// What code of `-pg` calls when a function is entered (GCC manual, Instrumentation Options, also of
+/// `-mfentry`; clang calls the first).
+const ENTRY_COUNTERS: &[&[u8]] = &[b"mcount", b"_mcount", b"__fentry__", b"__gnu_mcount_nc"];
+/// What the C library that is linked into such a program says of its result.
+const CALL_GRAPH_FILE: &[u8] = b"_mcleanup: gmon.out: ";
 /// What `go version` looks for (debug/buildinfo): at an address that is a multiple of 16.
 const GO_BUILD_INFO: &[u8] = b"\xff Go buildinf:";
 
@@ -137,6 +144,9 @@ impl RunTime {
             Self::Dart => {
                 "is Dart compiled ahead of time, whose garbage collector looks return addresses up in tables of its own, where those of moved code are not"
             }
+            Self::CallGraph => {
+                "is built for gprof (-pg), which counts calls by return addresses and time by program counters, and knows those of the original code alone"
+            }
             Self::MonoAot => {
                 "is code that Mono has compiled ahead of time, whose run time walks stacks by tables of its own, in which moved code is not"
             }
@@ -146,13 +156,22 @@ impl RunTime {
     /// Whether other modules of a process that has such code may have versions: what the run time's tables
     /// and handlers know is this code alone, and it is tried.
     pub fn leaves_other_modules(self) -> bool {
-        matches!(self, Self::OCaml | Self::MonoAot)
+        matches!(self, Self::OCaml | Self::MonoAot | Self::CallGraph)
     }
 }
 
 /// The run time that a file has marks of.
 pub(crate) fn of(image: &Image) -> Option<RunTime> {
-    by_marks(image).or_else(|| by_text(image))
+    by_marks(image).or_else(|| by_text(image)).or_else(|| counts_calls(image).then_some(RunTime::CallGraph))
+}
+
+/// Whether it is made to count its calls. (The C library defines what does; programs may have it inside.)
+fn counts_calls(image: &Image) -> bool {
+    let is_library = image.soname().is_some();
+    let is_counter = |name: &[u8]| ENTRY_COUNTERS.contains(&name);
+    image.names().any(|name| is_counter(name.text) && !(name.is_defined && is_library))
+        || !is_library
+            && image.constants().iter().any(|bytes| found_in(bytes, CALL_GRAPH_FILE).next().is_some())
 }
 
 fn by_marks(image: &Image) -> Option<RunTime> {

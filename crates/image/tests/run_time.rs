@@ -108,3 +108,17 @@ fn other_programs_have_no_marks() {
         assert_eq!(run_time(&path), None, "{name}");
     }
 }
+
+#[test]
+fn code_that_counts_its_calls_refers_to_what_counts_them() {
+    for flags in [&["-pg"][..], &["-pg", "-mfentry"], &["-pg", "-no-pie"], &["-pg", "-static"]] {
+        let Some(path) = made("void entry(void) {}", flags) else { continue };
+        assert_eq!(run_time(&path), Some(RunTime::CallGraph), "{flags:?}");
+        assert_eq!(run_time(&strip(&path).unwrap()), Some(RunTime::CallGraph), "{flags:?}, stripped");
+    }
+    // What defines it for others, as the C library does.
+    let library = &["-O2", "-shared", "-fPIC", "-Wl,-soname,libcounts.so"];
+    expect("void mcount(void) {} void _mcount(void) {}", library, None);
+    expect("void mcounter(void) {}", &["-O2"], None);
+    expect("", &["-O2", "-static"], None);
+}

@@ -9,11 +9,20 @@
 //! whoever asks for it. Here is what the user is told, before anything is done.
 
 use crate::error::PipelineError;
-use restitch_image::Image;
+use restitch_image::{Image, RunTime};
 use std::path::Path;
 
 /// What there is for such programs instead.
-const INSTEAD: &str = "`record --source trace` and `--source ip` profile it as it is; what makes it faster is its own compiler's to do";
+fn instead(found: RunTime) -> &'static str {
+    match found {
+        RunTime::CallGraph => {
+            "`record --source trace` and `--source ip` profile it as it is; what is to be fast is built without -pg"
+        }
+        _ => {
+            "`record --source trace` and `--source ip` profile it as it is; what makes it faster is its own compiler's to do"
+        }
+    }
+}
 
 /// Refuses a file of which a changed copy is to be written.
 ///
@@ -31,5 +40,5 @@ pub fn refuse_file(path: &Path, image: &Image) -> Result<(), PipelineError> {
 
 /// Why an image is not touched, in words that follow its name, and what else there is.
 pub fn run_time(image: &Image) -> Option<String> {
-    image.run_time().map(|found| format!("{}; {INSTEAD}", found.why()))
+    image.run_time().map(|found| format!("{}; {}", found.why(), instead(found)))
 }

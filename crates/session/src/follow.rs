@@ -15,6 +15,7 @@ use restitch_apply::Why;
 use restitch_apply_process::{AttachedProcess, StateDir};
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
+use restitch_processes::refusal::{refuse, with_what_is_left};
 use restitch_processes::start::launch;
 use restitch_procfs as procfs;
 use restitch_tracee::{AskedToEnd, ExitStatus, LaunchOptions, Stopped, TraceError, TraceEvent, TraceEvents};
@@ -207,10 +208,11 @@ impl Follower<'_> {
     fn install(&mut self, stopped: Stopped) -> Result<(), SessionError> {
         let pid = stopped.pid();
         let mut live = AttachedProcess::open(pid, self.dir.clone())?;
-        restitch_processes::refusal::refuse(live.target())?;
+        refuse(live.target())?;
         let found = self.images.versions_for(&live)?;
         if found.is_empty() {
-            return Err(SessionError::nothing_to_do("none of its code can be counted"));
+            let nothing = SessionError::nothing_to_do("none of its code can be counted");
+            return Err(with_what_is_left(nothing, live.target()));
         }
         live.switch_held(stopped, &self.images.incoming(&found))?;
         let versions = found.iter().map(|&(_, image, number, _)| (image, number)).collect();
