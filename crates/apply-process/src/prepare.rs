@@ -106,7 +106,7 @@ fn plan_hook(attached: &AttachedProcess, plan: &SwitchPlan<'_>) -> Result<Option
         }
     }
     hook::plan(&attached.target, can_unwind, |near, len| {
-        let place = attached.reserve(near, len, &taken, &[], 4096)?;
+        let place = attached.reserve(near, len, &taken, &[], PAGE)?;
         Ok(modules[near].bias.to_actual(place.start))
     })
 }

@@ -1,5 +1,6 @@
 //! Which modules can be worked on.
 
+use restitch_address::PAGE;
 use restitch_apply::Why;
 use restitch_apply_preload::place;
 use restitch_image::Image;
@@ -32,6 +33,6 @@ pub(crate) fn checked_module(path: &Path, bytes: Vec<u8>) -> Result<Image, Pipel
     if restitch_apply_elf::is_restitch_output(&image).is_some() {
         return Err(bad(restitch_apply_preload::OverlayError::Output.into()));
     }
-    place(&image, 4096, 0, 4096).map_err(|e| bad(e.into()))?;
+    place(&image, PAGE, 0, PAGE).map_err(|e| bad(e.into()))?;
     Ok(image)
 }

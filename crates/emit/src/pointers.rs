@@ -27,16 +27,15 @@ use crate::possible_operands::possible_operands;
 use restitch_address::{Svma, SvmaRange};
 use restitch_image::{Image, ImageKind, RelocationKind};
 use restitch_program::{BlockAttrs, BlockId, FuncId, Movability, Program, Terminator, follow_address};
-use restitch_x86::possible::is_wide_lea;
+use restitch_x86::elf::is_of_objects_alone;
+use restitch_x86::possible::{WIDE_LEA, is_wide_lea};
 use restitch_x86::{decode_one, relocate_field};
 use std::collections::HashMap;
 
 /// Length in bytes of `lea displacement(%rip),register`.
-pub(crate) const LEA: u64 = 7;
-/// Relocations that have nothing to do with functions: copies of objects, thread-local storage.
-const HARMLESS: [u32; 5] = [5, 16, 17, 18, 36];
+pub(crate) const LEA: u64 = WIDE_LEA as u64;
 /// Bytes of the longest instruction, of a branch over a prefix and that instruction.
-const LONGEST: usize = 17;
+const LONGEST: usize = restitch_x86::LONGEST + 2;
 /// An address is followed through at most this many instructions.
 const FOLLOWED: usize = 512;
 /// More bytes than this in front of an entry that are no padding are something else.
@@ -139,7 +138,7 @@ impl<'a> Search<'a> {
             && !self.image.dynamic().text_relocations
             && !segments.iter().any(|s| s.executable && s.writable)
             && self.image.relocations().iter().all(|r| match r.kind {
-                RelocationKind::Other(kind) => HARMLESS.contains(&kind) && !code(r.at),
+                RelocationKind::Other(kind) => is_of_objects_alone(kind) && !code(r.at),
                 _ => !code(r.at),
             })
     }

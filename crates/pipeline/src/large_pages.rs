@@ -1,5 +1,6 @@
 //! Large pages for hot code: whether, and how they are asked for.
 
+use restitch_address::PAGE;
 use restitch_emit::LARGE_PAGE;
 use restitch_layout::Layout;
 use restitch_program::Program;
@@ -7,7 +8,7 @@ use restitch_program::Program;
 /// Hot code of more bytes than this gets large pages by itself: as many small ones as the smallest
 /// first-level instruction TLB of today's processors holds (64 entries of 4 KiB; AMD, since Zen). Code that
 /// fits misses seldom, and would only waste memory.
-const WORTH_IT: u64 = 64 * 4096;
+const WORTH_IT: u64 = 64 * PAGE;
 
 /// Whether hot code gets large pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,5 +37,5 @@ impl LargePages {
 
 /// Alignment in bytes of a version's place.
 pub fn alignment(large: bool) -> u64 {
-    if large { LARGE_PAGE } else { 4096 }
+    if large { LARGE_PAGE } else { PAGE }
 }

@@ -49,6 +49,19 @@ pub fn relocation_type(number: u32) -> Option<RelocationType> {
     }
 }
 
+/// Whether dynamic relocations of type `number` have nothing to do with functions: copies of objects,
+/// thread-local storage.
+pub fn is_of_objects_alone(number: u32) -> bool {
+    const COPY: u32 = 5;
+    /// The module of a thread-local variable, its distance in the module's block, and from the thread.
+    const DTPMOD64: u32 = 16;
+    const DTPOFF64: u32 = 17;
+    const TPOFF64: u32 = 18;
+    /// Both by a function of the loader.
+    const TLSDESC: u32 = 36;
+    [COPY, DTPMOD64, DTPOFF64, TPOFF64, TLSDESC].contains(&number)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,5 +73,7 @@ mod tests {
         let known =
             [(1, Symbolic), (6, Symbolic), (7, JumpSlot), (8, Relative), (37, IRelative), (38, Relative)];
         assert_eq!(found, known);
+        let of_objects: Vec<u32> = (0..64).filter(|n| is_of_objects_alone(*n)).collect();
+        assert_eq!(of_objects, [5, 16, 17, 18, 36]);
     }
 }

@@ -38,6 +38,8 @@ pub fn possible_operand(bytes: &[u8; 1 + DISPLACEMENT]) -> Option<i32> {
 
 /// Bytes of what [`possible_lea`] looks at.
 pub const LEA: usize = 2 + DISPLACEMENT;
+/// Bytes of a `lea`, relative to the program counter, into a register of 64 bits.
+pub const WIDE_LEA: usize = 1 + LEA;
 
 /// How far from its first byte the address is that `lea displacement(%rip),register`, without prefixes, would
 /// make of `bytes`.
@@ -50,7 +52,7 @@ pub fn possible_lea(bytes: &[u8; LEA]) -> Option<i64> {
 /// Whether an instruction of these bytes, with an operand relative to the program counter, is a `lea` into a
 /// register of 64 bits.
 pub fn is_wide_lea(insn: &[u8]) -> bool {
-    insn.len() == 1 + LEA && matches!(insn, [0x48 | 0x4c, 0x8d, ..])
+    insn.len() == WIDE_LEA && matches!(insn, [0x48 | 0x4c, 0x8d, ..])
 }
 
 /// The registers of a function's first two arguments.
