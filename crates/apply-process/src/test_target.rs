@@ -4,8 +4,8 @@ use crate::target::Target;
 use restitch_testkit::{Guarded, compile, program, skipped, wait_until};
 use std::time::Duration;
 
-/// `source` of tests/programs, started, once the loader has mapped its libraries. `None`, with a message, where
-/// there is no compiler.
+/// `source` of tests/programs, started, once the loader has mapped its libraries. `None`, with a message,
+/// where there is no compiler.
 pub(crate) fn running(source: &str) -> Option<(Guarded, Target)> {
     let Ok(path) = compile(&program(source), &["-O1"]) else {
         skipped("there is no C compiler");
