@@ -2,9 +2,9 @@
 //! them.
 //!
 //! Problem: a call to such a function has to push the original return address, and a wrapper in another
-//! library (`jmp dlsym`), or one that says who called it, is not known by its name. Idea: of each module,
-//! those functions are looked at whose names others refer to, and what they jump to; what is found in one may
-//! make such code of what jumps there in another.
+//! library (`jmp dlsym`), or one that says who called it, is not known by its name. Idea: of the other
+//! modules, those functions are looked at whose names a module refers to, and what they jump to, in the same
+//! module or in another one; what is found in one may make such code of what jumps there.
 //!
 //! Limits: functions of one name count as one, whoever defines it. What is called through a pointer, and
 //! modules that are loaded later, are not seen.
@@ -12,64 +12,59 @@
 use crate::parallel;
 use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
-use restitch_program::exports_that_look;
+use restitch_program::{Exports, exports_that_look};
 use std::collections::{BTreeSet, HashSet};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// The modules of a process.
 #[derive(Debug, Clone, Default)]
 pub struct Neighbours {
-    images: Vec<Arc<Image>>,
-    looking: Arc<OnceLock<BTreeSet<String>>>,
+    images: Arc<[Arc<Image>]>,
 }
 
 impl Neighbours {
-    /// These modules. They are looked at when it is first asked for.
+    /// These modules. They are looked at when it is asked for.
     pub fn new(images: Vec<Arc<Image>>) -> Self {
-        Self { images, looking: Arc::default() }
+        Self { images: images.into() }
     }
 
-    /// Whether it is these modules, in this order.
-    pub fn are(&self, images: &[Arc<Image>]) -> bool {
-        let pairs = self.images.iter().zip(images);
-        self.images.len() == images.len() && pairs.into_iter().all(|(a, b)| Arc::ptr_eq(a, b))
-    }
-
-    /// Names of functions in them that look at their return addresses, and that others refer to.
-    pub fn looking(&self) -> &BTreeSet<String> {
-        self.looking.get_or_init(|| found_in(&self.images))
+    /// Names of functions of these modules that look at their return addresses, among those that `image`
+    /// refers to and those that they jump on to.
+    pub fn looking_of(&self, image: &Image) -> BTreeSet<String> {
+        let (mut wanted, mut found) = (HashSet::new(), BTreeSet::new());
+        let mut asked: HashSet<String> = names(image, false).map(str::to_owned).collect();
+        let mut news = HashSet::new();
+        while !asked.is_empty() || !news.is_empty() {
+            wanted.extend(asked.iter().cloned());
+            let concerns = |image: &Image| has_any(image, true, &asked) || has_any(image, false, &news);
+            let open: Vec<&Image> = self.images.iter().map(|i| &**i).filter(|i| concerns(i)).collect();
+            let seen = parallel::map(open, |image| of_module(image, &wanted, &found));
+            let (looking, onward): (Vec<_>, Vec<_>) = seen.into_iter().map(|e| (e.looking, e.onward)).unzip();
+            asked = onward.into_iter().flatten().filter(|name| !wanted.contains(name)).collect();
+            news = looking.into_iter().flatten().filter(|name| !found.contains(name)).collect();
+            found.extend(news.iter().cloned());
+        }
+        found
     }
 }
 
-/// Names that a module has from others.
-fn imports(image: &Image) -> HashSet<&str> {
-    let undefined = image.names().filter(|name| !name.is_defined);
-    undefined.filter_map(|name| str::from_utf8(name.text).ok()).map(without_version).collect()
+/// Names that a module defines, or that it has from others.
+fn names(image: &Image, defined: bool) -> impl Iterator<Item = &str> {
+    let names = image.names().filter(move |name| name.is_defined == defined);
+    names.filter_map(|name| str::from_utf8(name.text).ok()).map(without_version)
+}
+
+/// Whether a module defines, or refers to, one of `wanted`.
+fn has_any(image: &Image, defined: bool, wanted: &HashSet<String>) -> bool {
+    !wanted.is_empty() && names(image, defined).any(|name| wanted.contains(name))
 }
 
 fn without_version(name: &str) -> &str {
     name.split('@').next().unwrap_or(name)
 }
 
-fn found_in(images: &[Arc<Image>]) -> BTreeSet<String> {
-    let imports: Vec<HashSet<&str>> = images.iter().map(|image| imports(image)).collect();
-    let wanted: HashSet<&str> = imports.iter().flatten().copied().collect();
-    let mut found = BTreeSet::new();
-    let mut open: Vec<&Image> = images.iter().map(|image| &**image).collect();
-    while !open.is_empty() {
-        let look = |image| of_module(image, &wanted, &found);
-        let seen: BTreeSet<String> = parallel::map(open, look).into_iter().flatten().collect();
-        let new: Vec<&String> = seen.difference(&found).collect();
-        let refers = |names: &HashSet<&str>| new.iter().any(|name| names.contains(name.as_str()));
-        let again = images.iter().zip(&imports).filter(|(_, names)| refers(names));
-        open = again.map(|(image, _)| &**image).collect();
-        found.extend(seen);
-    }
-    found
-}
-
-/// Those that `image` defines. What cannot be read has none: nothing of it is copied either.
-fn of_module(image: &Image, wanted: &HashSet<&str>, found: &BTreeSet<String>) -> BTreeSet<String> {
+/// What is found in `image`. What cannot be read has nothing: none of it is copied either.
+fn of_module(image: &Image, wanted: &HashSet<String>, found: &BTreeSet<String>) -> Exports {
     let unwind = image
         .eh_frame()
         .and_then(|at| UnwindInfo::parse(image.read(at.start, at.len() as usize)?, at.start).ok());

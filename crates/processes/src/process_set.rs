@@ -21,7 +21,7 @@ use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pauses before the tries to unmap retired versions.
@@ -53,8 +53,6 @@ pub struct ProcessSet {
     unopened: BTreeMap<i32, ProcessError>,
     /// CPU time of the processes when they joined, or when it was last asked which are busy.
     ticks: BTreeMap<i32, u64>,
-    /// The modules that were there when it was last asked for their neighbours.
-    neighbours: Mutex<Neighbours>,
 }
 
 /// What became of a process that was to get its original code back.
@@ -152,7 +150,6 @@ impl ProcessSet {
             strangers,
             unopened,
             ticks,
-            neighbours: Mutex::default(),
         })
     }
 
@@ -295,11 +292,7 @@ impl ProcessSet {
                 images.push(module.image.clone());
             }
         }
-        let mut known = self.neighbours.lock().unwrap_or_else(PoisonError::into_inner);
-        if !known.are(&images) {
-            *known = Neighbours::new(images);
-        }
-        known.clone()
+        Neighbours::new(images)
     }
 
     /// The same, to be changed.

@@ -86,17 +86,26 @@ pub fn analyze_among(
     Ok(builder.finish(image))
 }
 
-/// Of the functions that `image` offers to other modules under one of the names `wanted`, those that look at
-/// their return addresses, or jump on to code that does: calls to them have to push the original's. Only
-/// their own code is looked at, and what it jumps to.
+/// What is found of functions that a module offers to others ([`exports_that_look`]).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exports {
+    /// Names of those that look at their return addresses, or jump on to code that does: calls to them have to
+    /// push the original's.
+    pub looking: BTreeSet<String>,
+    /// Names of functions of other modules to which one of them may jump on.
+    pub onward: BTreeSet<String>,
+}
+
+/// Looks at the functions that `image` offers to other modules under one of the names `wanted`. Only their own
+/// code is looked at, and what it jumps to.
 ///
-/// `elsewhere`: what is known of this kind of other modules, but for what is known of old.
+/// `elsewhere`: what is known to look at its return address in other modules, but for what is known of old.
 pub fn exports_that_look(
     image: &Image,
     unwind: &UnwindInfo,
-    wanted: &HashSet<&str>,
+    wanted: &HashSet<String>,
     elsewhere: &BTreeSet<String>,
-) -> BTreeSet<String> {
+) -> Exports {
     let ranges = function_ranges(image, unwind);
     let offered = image.symbols_with_aliases().iter();
     let offered = offered.filter(|s| s.binding != Binding::Local && s.is_function());
@@ -107,7 +116,8 @@ pub fn exports_that_look(
     let reached = reached_by_jumps(image, unwind, &ranges, entries.iter().map(|entry| entry.0).collect());
     let sweep = Sweep::run(image, unwind, &reached);
     let tables = tables::find_tables(image, &sweep);
-    looks::that_look(Code { image, unwind, sweep: &sweep, tables: &tables, elsewhere }, &entries)
+    let code = Code { image, unwind, sweep: &sweep, tables: &tables, elsewhere };
+    Exports { looking: looks::that_look(code, &entries), onward: looks::onward(code) }
 }
 
 /// Those of `functions` that hold one of the places `open`, or to which one of them jumps.

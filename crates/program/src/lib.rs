@@ -44,7 +44,7 @@ mod unknown_code;
 mod validate;
 mod words;
 
-pub use analyze::{AnalyzeError, analyze, analyze_among, exports_that_look};
+pub use analyze::{AnalyzeError, Exports, analyze, analyze_among, exports_that_look};
 pub use edges::build_edges;
 pub use fit::Fit;
 pub use follow::{Uses, follow_address};

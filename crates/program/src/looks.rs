@@ -288,6 +288,22 @@ pub(crate) fn that_look(code: Code<'_>, entries: &[(Svma, &str)]) -> BTreeSet<St
     look.map(|(_, name)| (*name).to_owned()).collect()
 }
 
+/// Names of what others define and code of `code` may jump to.
+pub(crate) fn onward(code: Code<'_>) -> BTreeSet<String> {
+    let (image, sweep) = (code.image, code.sweep);
+    let in_slot = |slot: Svma| match &image.relocation_at(slot)?.kind {
+        RelocationKind::Symbolic { name, .. } | RelocationKind::JumpSlot { name, .. } => Some(&**name),
+        _ => None,
+    };
+    let name = |jump: &Leaving<'_>| {
+        let at = sweep.address(jump.mini);
+        let stub = || image.plt_slot_at(sweep.target_of(at)?)?.name.as_deref();
+        sweep.named_by(at).and_then(in_slot).or_else(stub)
+    };
+    let names = leaving(code);
+    names.iter().filter_map(name).map(|name| without_version(name).to_owned()).collect()
+}
+
 /// What a function does with its return address. `called`: something calls it, whatever its rows say of its
 /// start (those of `__morestack` hide it from unwinders).
 fn looks_of(code: Code<'_>, span: &Span, called: bool) -> Looks {
