@@ -114,7 +114,7 @@ struct Callees {
 }
 
 impl Callees {
-    /// `entries`: what other modules may call, besides what this one does.
+    /// `entries`: what other modules may call, if it is asked for that alone.
     fn of(code: Code<'_>, entries: &[Svma]) -> Self {
         let (image, sweep) = (code.image, code.sweep);
         let mut callees = Self { known: Known::new(sweep.text), unnamed: Looks::No };
@@ -332,6 +332,8 @@ struct Called {
 }
 
 impl Called {
+    /// `entries`: what other modules may call, if it is asked for that alone. What is called there and not
+    /// swept does not matter then.
     fn of(sweep: &Sweep, entries: &[Svma]) -> Self {
         let mut called = Self { heads: AddressSet::new(sweep.text), others: BTreeSet::new() };
         entries.iter().for_each(|at| called.heads.insert(*at));
@@ -343,7 +345,7 @@ impl Called {
             }
             if sweep.is_head(to) {
                 called.heads.insert(to);
-            } else {
+            } else if entries.is_empty() || sweep.span_at(to).is_some() {
                 called.others.insert(to);
             }
         }
