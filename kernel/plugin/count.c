@@ -34,6 +34,9 @@
 #define MOST_INTERRUPTIONS 256
 /* The lowest address of the kernel's half. */
 #define KERNEL 0xffff800000000000u
+/* Where the kernel's image is, which is mapped by pages of 2 MiB; modules are behind, in pages of 4 KiB. */
+#define IMAGE_BEGIN 0xffffffff80000000u
+#define IMAGE_END 0xffffffffc0000000u
 /* Selectors of code segments, of which the processor pushes one behind the address: the kernel's, programs'. */
 #define KERNEL_CODE 0x10u
 #define PROGRAM_CODE 0x33u
@@ -95,7 +98,7 @@ struct processor {
 	struct interruption interruptions[MOST_INTERRUPTIONS];
 	size_t interrupted;
 	struct table branches;
-	struct cache lines, pages;
+	struct cache lines, pages, large_pages;
 	uint64_t line;
 	struct qemu_plugin_register *stack_pointer;
 	struct bytes *buffer;
@@ -226,6 +229,16 @@ static void go_on(struct processor *processor, struct unit *unit, bool done)
 		after_fault(processor, from.stopped, unit->begin);
 }
 
+/* Whether the page of a line is among the translations; it is from now on. */
+static bool translation_hit(struct processor *processor, uint64_t line)
+{
+	uint64_t address = line << LINE_SHIFT;
+
+	if (address >= IMAGE_BEGIN && address < IMAGE_END)
+		return cache_hit(&processor->large_pages, address >> LARGE_SHIFT);
+	return cache_hit(&processor->pages, address >> PAGE_SHIFT);
+}
+
 static void fetch(struct processor *processor, const struct unit *unit)
 {
 	uint64_t last = (unit->end - 1) >> LINE_SHIFT;
@@ -241,7 +254,7 @@ static void fetch(struct processor *processor, const struct unit *unit)
 		if (!cache_hit(&processor->lines, line))
 			processor->line_misses[user]++;
 		if (line >> (PAGE_SHIFT - LINE_SHIFT) != before >> (PAGE_SHIFT - LINE_SHIFT) &&
-		    !cache_hit(&processor->pages, line >> (PAGE_SHIFT - LINE_SHIFT)))
+		    !translation_hit(processor, line))
 			processor->page_misses[user]++;
 	}
 }
@@ -464,6 +477,7 @@ static void clear_processor(struct processor *processor)
 	processor->branches = branches;
 	processor->lines.sets = LINE_SETS;
 	processor->pages.sets = PAGE_SETS;
+	processor->large_pages.sets = LARGE_SETS;
 }
 
 static void clear_unit(struct unit *unit)

@@ -23,9 +23,11 @@ struct cache {
 /* 32 KiB in lines of 64 bytes. */
 #define LINE_SHIFT 6
 #define LINE_SETS 64
-/* 128 pages of 4 KiB. */
+/* Translations: of 64 pages of 4 KiB, and of 8 pages of 2 MiB. */
 #define PAGE_SHIFT 12
-#define PAGE_SETS 16
+#define PAGE_SETS 8
+#define LARGE_SHIFT 21
+#define LARGE_SETS 1
 
 /* Whether `piece` (an address without its low bits) is there; it is from now on. */
 static inline bool cache_hit(struct cache *cache, uint64_t piece)

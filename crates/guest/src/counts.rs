@@ -81,7 +81,8 @@ pub struct Counts {
     pub line_misses: u64,
     /// The same of programs.
     pub user_line_misses: u64,
-    /// Misses of the model of the first-level instruction TLB (pages of 4 KiB), by the kernel.
+    /// Misses of the model of the first-level instruction TLB (64 pages of 4 KiB, and 8 of 2 MiB, by which
+    /// the kernel's image is mapped), by the kernel.
     pub page_misses: u64,
     /// The same of programs.
     pub user_page_misses: u64,
