@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use restitch_apply::Why;
 use restitch_kernel::{Analysis, Kernel, KernelDoctor, KernelError, Source, kernel_doctor, release};
 use restitch_kernel_control::{Control, Groups};
-use restitch_kernel_position::{Counts, Order};
+use restitch_kernel_position::{Counts, Hot, HowMany, Order};
 use restitch_report::paragraph;
 use restitch_session::{ExitCode, FoundGroupWanted, GroupWanted, Roots, SessionError, write_result};
 use std::ffi::OsString;
@@ -128,7 +128,8 @@ pub struct PositionOptions {
     /// Lead calls back after so many seconds.
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, conflicts_with = "write")]
     pub time: Option<f64>,
-    /// Write the module here in place of loading it. It fits the kernel until the machine starts again.
+    /// Write the module here in place of loading it. It fits the kernel until the machine starts again. The
+    /// hottest functions are those of counts then.
     #[arg(long, value_name = "FILE")]
     pub write: Option<PathBuf>,
     /// With --write: read a folder with copies of the kernel's files (proc/kallsyms, proc/kcore,
@@ -140,10 +141,12 @@ pub struct PositionOptions {
 /// What is counted first.
 #[derive(Debug, Args)]
 pub struct WalkOptions {
-    /// In place of functions: so many of those in which the kernel's time is spent, by samples, all as one
-    /// group.
-    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["functions", "order", "counts", "write"])]
-    pub hottest: Option<usize>,
+    /// In place of functions: the hottest ones, so many (40), or as many as hold that share of what is
+    /// executed in all that can be copied (95%); all as one group. By the counts that are given, else by
+    /// counting.
+    #[arg(long, value_name = "NUMBER|PERCENT", value_parser = how_many,
+          conflicts_with_all = ["functions", "order"])]
+    pub hottest: Option<HowMany>,
     /// Count each level of callees for so many seconds.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value_t = 5.0,
           conflicts_with_all = ["order", "counts", "write"])]
@@ -179,6 +182,20 @@ pub struct CountOptions {
     pub output: Option<PathBuf>,
     #[command(flatten)]
     pub json: JsonOption,
+}
+
+/// `40`, or `95%`.
+fn how_many(text: &str) -> Result<HowMany, String> {
+    let share = |number: &str| {
+        let percent: f64 = number.parse().ok()?;
+        (0.01..=100.0).contains(&percent).then_some(HowMany::PerTenThousand((percent * 100.0).round() as u32))
+    };
+    let functions = |number: usize| (number > 0).then_some(HowMany::Functions(number));
+    let parsed = match text.strip_suffix('%') {
+        Some(number) => share(number),
+        None => text.parse().ok().and_then(functions),
+    };
+    parsed.ok_or_else(|| "a number of functions above 0, or a percentage up to 100%, is wanted".into())
 }
 
 /// Orders without counts.
@@ -330,7 +347,11 @@ impl PositionOptions {
     }
 
     fn wanted(&self) -> Result<GroupWanted, SessionError> {
-        self.group.wanted(self.functions.clone())
+        let wanted = self.group.wanted(self.functions.clone())?;
+        if self.walk.hottest.is_some() && !matches!(wanted.order, Order::Counted { .. }) {
+            return Err(SessionError::NoCounts);
+        }
+        Ok(GroupWanted { hottest: self.walk.hottest, ..wanted })
     }
 
     /// Whether the order is not said: then it comes of counting.
@@ -359,7 +380,7 @@ impl PositionOptions {
 impl GroupOptions {
     fn wanted(&self, functions: Vec<String>) -> Result<GroupWanted, SessionError> {
         let (callees, order) = (self.callees.unwrap_or(0), self.order()?);
-        Ok(GroupWanted { functions, callees, order, counts: false })
+        Ok(GroupWanted { functions, hottest: None, callees, order, counts: false })
     }
 
     fn order(&self) -> Result<Order, SessionError> {
@@ -374,7 +395,7 @@ impl GroupOptions {
         let counts = Counts::parse(&text);
         let counts =
             counts.map_err(|why| KernelError::Damaged { path: path.clone(), why: why.to_string() })?;
-        Ok(Order::Counted { counts, percent: self.hot })
+        Ok(Order::Counted { counts, hot: Hot::PercentOfCalls(self.hot) })
     }
 }
 
@@ -396,4 +417,19 @@ fn doctor_text(facts: &KernelDoctor) -> String {
         (false, _) => "restitch kernel analyze does not work here: see the lines with \"no\".",
     };
     text + "\n" + &paragraph("", sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hottest_functions_are_a_number_or_a_share() {
+        assert_eq!(how_many("40"), Ok(HowMany::Functions(40)));
+        assert_eq!(how_many("95%"), Ok(HowMany::PerTenThousand(9500)));
+        assert_eq!(how_many("99.95%"), Ok(HowMany::PerTenThousand(9995)));
+        for text in ["0", "-1", "x", "", "%", "0%", "101%", "NaN%", "4.5"] {
+            assert!(how_many(text).is_err(), "{text}");
+        }
+    }
 }

@@ -41,6 +41,11 @@ impl Counts {
         self.by_address.extend(&others.by_address);
     }
 
+    /// Where the instructions are that were executed, in no order.
+    pub fn executed(&self) -> impl Iterator<Item = Svma> {
+        self.by_address.iter().filter(|(_, count)| **count > 0).map(|(at, _)| *at)
+    }
+
     /// How often the instruction at an address was executed.
     pub fn at(&self, address: Svma) -> u64 {
         self.by_address.get(&address).copied().unwrap_or(0)

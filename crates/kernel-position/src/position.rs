@@ -8,7 +8,7 @@ use crate::error::{PositionError, Refused, Why};
 use crate::hot::Heating;
 use crate::order::{Chunks, Ordering};
 use crate::reach::keep_reached;
-use crate::request::{Order, Request};
+use crate::request::{Hot, Order, Request};
 use crate::subject::Subject;
 use restitch_address::{Svma, SvmaRange};
 use restitch_kernel::FunctionId;
@@ -229,10 +229,10 @@ impl<'s> Positioner<'s> {
 
     /// By what blocks are put in order.
     fn ordering<'r>(&self, request: &'r Request) -> Result<Ordering<'r>, PositionError> {
-        let (counts, percent) = match &request.order {
+        let (counts, hot) = match &request.order {
             Order::Kept => return Ok(Ordering::Kept),
             Order::Reversed => return Ok(Ordering::Reversed),
-            Order::Counted { counts, percent } => (counts, percent),
+            Order::Counted { counts, hot } => (counts, hot),
         };
         let mut least = u64::MAX;
         for id in &request.roots {
@@ -242,7 +242,11 @@ impl<'s> Positioner<'s> {
             }
             least = least.min(calls);
         }
-        Ok(Ordering::Counted(Heating { counts, threshold: least.saturating_mul(*percent) / 100 }))
+        let threshold = match hot {
+            Hot::PercentOfCalls(percent) => least.saturating_mul(*percent) / 100,
+            Hot::Above(executions) => *executions,
+        };
+        Ok(Ordering::Counted(Heating { counts, threshold }))
     }
 
     /// The callees that are copied, of those that were asked for.

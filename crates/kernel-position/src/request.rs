@@ -43,10 +43,18 @@ pub enum Order {
     Counted {
         /// How often instructions were executed.
         counts: Counts,
-        /// A block is hot if it was executed more often than so many hundredths of the calls of the root that
-        /// was called least ([`Order::HOT_PERCENT`]).
-        percent: u64,
+        /// Which blocks are hot.
+        hot: Hot,
     },
+}
+
+/// Above how many executions a block is hot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hot {
+    /// So many hundredths of the calls of the root that was called least ([`Order::HOT_PERCENT`]).
+    PercentOfCalls(u64),
+    /// So many.
+    Above(u64),
 }
 
 impl Order {

@@ -3,11 +3,12 @@
 mod walks;
 
 use restitch_address::Svma;
-use restitch_kernel::{FunctionId, Kernel, Lists, Symbols, image};
+use restitch_kernel::{Called, FunctionId, Kernel, Lists, Symbols, image};
 use restitch_kernel_check::ModuleForm;
 use restitch_kernel_group::ModuleFacts;
 use restitch_kernel_position::{
-    Counts, Order, PositionError, Positioned, Positioner, Request, Search, Subject, Why, counts_text,
+    Counts, Hot, Hottest, HowMany, Order, PositionError, Positioned, Positioner, Request, Search, Subject,
+    Why, counts_text, hot_above,
 };
 use restitch_testkit::small_kernel::SmallKernel;
 use std::io::{Error, ErrorKind};
@@ -167,7 +168,7 @@ fn hot_blocks_stand_in_front_in_chains_and_cold_functions_stay() {
     let mut request = made.request(&["work"], &["fail"]);
     // The branch at 0 is nearly always taken to 12, from where control goes on to 14 and 25.
     let hot = [(0, 1000), (9, 50), (12, 1000), (14, 1000), (25, 999), (0x40, 1)];
-    request.order = Order::Counted { counts: counts(&small, &hot), percent: 5 };
+    request.order = Order::Counted { counts: counts(&small, &hot), hot: Hot::PercentOfCalls(5) };
     let positioned = made.position(&request).unwrap_or_else(|error| panic!("{error}"));
     let [work] = &positioned.functions[..] else { panic!("{:?}", positioned.functions) };
     assert_eq!((work.hot_blocks, work.cold_blocks, work.chains), (4, 2, 1));
@@ -195,7 +196,7 @@ fn hot_blocks_stand_in_front_in_chains_and_cold_functions_stay() {
     assert_eq!(made.position(&request).expect("proved").module, positioned.module);
     // One more than 5 percent, and the callee is hot.
     let hot = [(0, 1000), (9, 51), (12, 1000), (14, 1000), (25, 949), (0x40, 51), (0x80, 51)];
-    request.order = Order::Counted { counts: counts(&small, &hot), percent: 5 };
+    request.order = Order::Counted { counts: counts(&small, &hot), hot: Hot::PercentOfCalls(5) };
     let positioned = made.position(&request).unwrap_or_else(|error| panic!("{error}"));
     let blocks: Vec<_> = positioned.functions.iter().map(|f| (f.hot_blocks, f.cold_blocks)).collect();
     assert_eq!(blocks, [(6, 0), (1, 0)]);
@@ -207,9 +208,40 @@ fn a_root_that_was_never_called_is_refused() {
     let kernel = kernel(&small);
     let made = Made::of(&kernel);
     let mut request = made.request(&["work"], &[]);
-    request.order = Order::Counted { counts: counts(&small, &[(12, 7)]), percent: 5 };
+    request.order = Order::Counted { counts: counts(&small, &[(12, 7)]), hot: Hot::PercentOfCalls(5) };
     let error = made.position(&request).expect_err("refused").to_string();
     assert!(error.contains("work_alias was never called"), "{error}");
+}
+
+#[test]
+fn of_the_hottest_functions_those_are_led_to_that_others_call() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let names = |ids: &[FunctionId]| -> Vec<String> {
+        ids.iter().map(|id| kernel.functions.get(*id).name.clone()).collect()
+    };
+    let [work, warns] = ["work", "warns"].map(|name| small.function(name));
+    // From nowhere that is known, and by a static call, which leads to the original.
+    let text = format!("{work:x} 5000\n{warns:x} {:x}\n{warns:x} {:x}\n", work + 19, work + 19);
+    let hottest = Hottest::of(&kernel, &Called::parse(&text), 999);
+    assert_eq!(names(&hottest.roots), ["__work_alias", "warns"]);
+    assert_eq!(names(&hottest.callees), ["fail"], "the tracer cannot see it");
+    assert_eq!(names(&Hottest::of(&kernel, &Called::parse(&text), 600).roots), ["warns"]);
+    // By counts: `fail` is called as often as the cold part of `work` is executed.
+    let counted =
+        |blocks: &[(u64, u64)], how_many| Hottest::counted(&kernel, &counts(&small, blocks), how_many);
+    let all = HowMany::PerTenThousand(10_000);
+    let hottest = counted(&[(0, 1000), (12, 1000), (0x40, 7), (0x80, 7)], all);
+    assert_eq!(
+        (names(&hottest.roots), names(&hottest.callees)),
+        (vec!["__work_alias".into()], vec!["fail".into()])
+    );
+    let hottest = counted(&[(0, 1000), (12, 1000), (0x40, 7), (0x80, 7)], HowMany::Functions(1));
+    assert_eq!((hottest.roots.len(), hottest.callees.len()), (1, 0));
+    let waits = small.function("waits") - work;
+    assert_eq!(counted(&[(waits, 1000)], all), Hottest::default(), "it cannot be moved");
+    let blocks = [(0, 1000), (9, 1), (12, 999), (14, 999), (25, 999)];
+    assert_eq!(hot_above(&kernel, &[kernel.find("work").expect("there")], &counts(&small, &blocks)), 998);
 }
 
 /// The kernel with other code in place of `reads_user`'s.

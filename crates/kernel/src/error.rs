@@ -14,6 +14,14 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
+    /// The function tracer could not be used.
+    #[error("tracing calls by {}: {source}{}", path.display(), advice(source))]
+    Tracer {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The kernel shows its addresses to others only.
     #[error("{} shows no addresses to this user; run as root, with kernel.kptr_restrict of 0 or 1", path.display())]
     Hidden {
@@ -69,7 +77,9 @@ impl KernelError {
     /// Whether another user may do it.
     pub fn is_permission(&self) -> bool {
         match self {
-            Self::Read { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            Self::Read { source, .. } | Self::Tracer { source, .. } => {
+                source.kind() == io::ErrorKind::PermissionDenied
+            }
             Self::Hidden { .. } => true,
             _ => false,
         }

@@ -6,7 +6,8 @@
 //! finds the [`Functions`], and what one of them can only know from all others; [`Kernel::code`] gives the
 //! [`Code`] of one: blocks, edges, and each place that is no plain copy, as `restitch-kernel-group` wants
 //! them; [`Kernel::reasons`] why it stays where it is. [`Survey`] has the figures of all. [`edge_counts`]
-//! makes counts of edges of counts of blocks. [`Sampled`] says where a kernel's time goes, by samples.
+//! makes counts of edges of counts of blocks. [`Sampled`] says where a kernel's time goes, by samples;
+//! [`Called`] what was called, by its function tracer.
 //!
 //! **It does not** change anything, load modules, or decide what is worth moving.
 //!
@@ -23,6 +24,7 @@
 
 mod blocks;
 mod btf;
+mod called;
 mod code;
 mod counter_values;
 mod doctor;
@@ -44,6 +46,7 @@ mod symbols;
 mod tables;
 mod time_report;
 
+pub use called::{Called, SeenCall};
 pub use code::{Block, Code, Edge, EdgeKind, End, Site, SiteKind, Trouble};
 pub use counter_values::counter_values;
 pub use doctor::{KERNEL_SCHEMA_VERSION, KernelCheck, KernelDoctor, kernel_doctor, release};

@@ -35,6 +35,9 @@ pub enum SessionError {
         /// The functions that have changed last.
         functions: Vec<String>,
     },
+    /// A module of the hottest functions was to be written, and there are no counts.
+    #[error("which functions are the hottest is not known without counts: say --counts FILE")]
+    NoCounts,
     /// Sampling failed.
     #[error(transparent)]
     Perf(#[from] restitch_perf::PerfError),
@@ -221,7 +224,7 @@ impl SessionError {
             Self::NotStarted(error) => ExitCode::of_start(&error.source),
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
-            Self::Unjudged { .. } => ExitCode::Usage,
+            Self::Unjudged { .. } | Self::NoCounts => ExitCode::Usage,
             Self::Refused { .. } | Self::Executed { .. } | Self::Restless { .. } | Self::OtherNamespace => {
                 ExitCode::Refused
             }
@@ -254,7 +257,9 @@ fn of_branch_trace(error: &restitch_trace::BranchTraceError) -> ExitCode {
 fn of_kernel(error: &KernelError) -> ExitCode {
     match error {
         error if error.is_permission() => ExitCode::NotPermitted,
-        KernelError::Read { .. } | KernelError::Hidden { .. } => ExitCode::Failure,
+        KernelError::Read { .. } | KernelError::Tracer { .. } | KernelError::Hidden { .. } => {
+            ExitCode::Failure
+        }
         KernelError::Damaged { .. } => ExitCode::BadInput,
         KernelError::Missing { .. } | KernelError::NoModules { .. } => ExitCode::Refused,
         KernelError::NoFunction { .. } | KernelError::Ambiguous { .. } => ExitCode::Usage,

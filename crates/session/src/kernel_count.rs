@@ -23,7 +23,7 @@ pub struct KernelCounts {
 impl GroupWanted {
     /// These functions, in their own order, with counters.
     pub fn counting(functions: Vec<String>, callees: usize) -> Self {
-        Self { functions, callees, order: restitch_kernel_position::Order::Kept, counts: true }
+        Self { functions, hottest: None, callees, order: restitch_kernel_position::Order::Kept, counts: true }
     }
 }
 

@@ -134,7 +134,7 @@ impl KernelSamples {
     }
 
     /// The samples by functions.
-    pub(crate) fn sampled(&self, functions: &Functions) -> Sampled {
+    fn sampled(&self, functions: &Functions) -> Sampled {
         let mut sampled = Sampled::default();
         for ((at, callers), times) in &self.stacks {
             (0..*times).for_each(|_| sampled.add(functions, *at, callers));

@@ -6,21 +6,34 @@
 //! functions counted whoever calls them, and therefore all once more in the optimized group, into which only
 //! the root leads (2.1.3). Here only roots lead into each group that counts, so the counts of the last one,
 //! which has all functions of the walk, are those.
+//!
+//! Of the hottest functions, which the function tracer has named, there is one such group: it is known
+//! beforehand who belongs to it.
 
 use crate::bottleneck::Bottleneck;
-use crate::kernel_find::KernelSampling;
+use crate::kernel_called::CallTracing;
 use crate::kernel_group::{Members, ReadKernel};
 use crate::kernel_in_force::{Attempt, Enforcer, GroupInForce};
 use restitch_address::Svma;
-use restitch_kernel::FunctionId;
-use restitch_kernel_position::{Counts, FunctionCounts, Order, PositionError, Positioner, Search};
+use restitch_kernel::{Called, FunctionId};
+use restitch_kernel_position::{
+    Counts, FunctionCounts, Hot, Hottest, HowMany, Order, PositionError, Positioner, Search, hot_above,
+};
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
 use restitch_processes::interrupt::heed;
 use restitch_procfs::has_ended;
 use restitch_report::counted;
+use restitch_tracee::AskedToEnd;
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// What is called is listed for so long at most: the tracer keeps the last calls anyway.
+const TRACED: Duration = Duration::from_secs(1);
+/// Functions that are called so seldom that all of them have the rest of all calls do not count as hot.
+const CALLS_PER_MILLE: u64 = 999;
+/// Between two looks whether the process has ended.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What is to be found.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,8 +57,8 @@ pub struct FoundGroupWanted {
 pub enum Roots {
     /// These: names, or addresses in them with 0x in front.
     Named(Vec<String>),
-    /// So many: those in whose own code samples are, that calls can be led from.
-    Hottest(usize),
+    /// Of the hottest ones, those that others call.
+    Hottest(HowMany),
 }
 
 /// What was found.
@@ -62,24 +75,46 @@ pub struct FoundGroup {
 /// # Errors
 /// As [`put_in_force`](crate::put_in_force); and if none of the roots was called.
 pub fn find_group(wanted: &FoundGroupWanted, watcher: &mut dyn Watcher) -> Result<FoundGroup, SessionError> {
-    // Before samples are taken, which is in vain without a control module.
-    Enforcer::begin(&[])?;
     let names = match &wanted.roots {
-        Roots::Named(names) => names.clone(),
-        Roots::Hottest(most) => hottest(*most, wanted, watcher)?,
+        Roots::Named(names) => &names[..],
+        Roots::Hottest(_) => &[],
     };
-    let enforcer = Enforcer::begin(&names)?;
+    // Before calls are traced, which is in vain without a control module.
+    let enforcer = Enforcer::begin(names)?;
+    let called = match wanted.roots {
+        Roots::Named(_) => None,
+        Roots::Hottest(_) => Some(called(wanted, watcher)?),
+    };
     enforcer.while_it_changes(watcher, |read, watcher| {
-        let roots = read.functions(&names)?;
+        let first = match &called {
+            None => Hottest { roots: read.functions(names)?, callees: Vec::new() },
+            Some(called) => Hottest::of(&read.kernel, called, CALLS_PER_MILLE),
+        };
+        if first.roots.is_empty() {
+            return Err(PositionError::NeverCalled("a function that can be moved".into()).into());
+        }
         let subject = read.subject()?;
         let positioner = Positioner::new(&subject)?;
         let mut walk = Walk { wanted, enforcer: &enforcer, read, positioner: &positioner, notes: Vec::new() };
-        let closure = match walk.count(&roots, watcher)? {
+        let closure = match walk.count(&first, watcher)? {
             Attempt::Done(closure) => closure,
             Attempt::Changed(changed) => return Ok(Attempt::Changed(changed)),
         };
         walk.position(closure, watcher)
     })
+}
+
+/// What is called while calls are traced.
+fn called(wanted: &FoundGroupWanted, watcher: &mut dyn Watcher) -> Result<Called, SessionError> {
+    let time = wanted.time.min(TRACED);
+    watcher.phase("tracing calls", Some(time.as_secs_f64()));
+    let tracing = CallTracing::begin(wanted.pid)?;
+    let begun = Instant::now();
+    while begun.elapsed() < time && AskedToEnd::signal().is_none() && !wanted.pid.is_some_and(has_ended) {
+        AskedToEnd::pause(time.saturating_sub(begun.elapsed()).min(LOOK));
+    }
+    heed()?;
+    Ok(tracing.finish()?)
 }
 
 /// The roots of a walk, all that it has reached, and how often blocks were executed.
@@ -102,16 +137,17 @@ impl Walk<'_> {
     /// Counts level by level.
     fn count(
         &mut self,
-        roots: &[FunctionId],
+        first: &Hottest,
         watcher: &mut dyn Watcher,
     ) -> Result<Attempt<Closure>, SessionError> {
-        let mut roots = roots.to_vec();
+        let mut roots = first.roots.clone();
         let mut search = Search::new(&self.read.kernel, &roots);
+        search.seen(first.callees.iter().copied());
         let (mut callees, mut rounds) = (BTreeSet::new(), 0);
         while !search.level().is_empty() && self.wanted.depth.is_none_or(|most| search.depth() <= most) {
             let depth = search.depth();
             // A root that cannot be moved is refused by name; a callee just stays.
-            let level = if depth == 0 { roots.clone() } else { self.movable(search.level()) };
+            let level = if depth == 0 { search.level().to_vec() } else { self.movable(search.level()) };
             if level.is_empty() {
                 search.counted(&Counts::default());
                 continue;
@@ -137,7 +173,7 @@ impl Walk<'_> {
             "counted in {} of {seconds} s: {} reached from {}",
             counted(rounds, "round"),
             counted(functions.len() as u64, "function"),
-            self.names(&roots)
+            self.names_of_some(&roots)
         ));
         Ok(Attempt::Done(Closure { roots, functions, counts }))
     }
@@ -180,14 +216,16 @@ impl Walk<'_> {
         let Closure { mut roots, functions, counts } = closure;
         // In the last round another one may not have been called.
         self.drop_idle(&mut roots, &counts)?;
-        let threshold = self.threshold(&roots, &counts);
+        let functions = self.hottest_of(functions, &counts);
+        roots.retain(|id| functions.contains(id));
+        let threshold = self.threshold(&roots, &functions, &counts);
         let bottleneck = Bottleneck::of(self.hot_code(&functions, &counts, threshold));
         self.notes.push(bottleneck.in_words());
         if bottleneck.pressure() < self.wanted.least_pressure {
             return Ok(Attempt::Done(FoundGroup { group: None, notes: self.notes }));
         }
         let callees = functions.into_iter().filter(|id| !roots.contains(id)).collect();
-        let order = Order::Counted { counts, percent: self.wanted.percent };
+        let order = Order::Counted { counts, hot: Hot::Above(threshold) };
         let members = Members { roots, callees, order, counts: false };
         watcher.phase("proving", None);
         Ok(match self.enforcer.put_in_force(self.read, self.positioner, &members, watcher)? {
@@ -215,8 +253,17 @@ impl Walk<'_> {
         level.iter().copied().filter(|id| kernel.reasons(*id, &kernel.code(*id)).is_empty()).collect()
     }
 
+    /// Of all that were counted, those that are asked for.
+    fn hottest_of(&self, functions: Vec<FunctionId>, counts: &Counts) -> Vec<FunctionId> {
+        let Roots::Hottest(how_many) = self.wanted.roots else { return functions };
+        how_many.of(&self.read.kernel, &functions, counts)
+    }
+
     /// Blocks that were executed more often are hot.
-    fn threshold(&self, roots: &[FunctionId], counts: &Counts) -> u64 {
+    fn threshold(&self, roots: &[FunctionId], functions: &[FunctionId], counts: &Counts) -> u64 {
+        if let Roots::Hottest(_) = self.wanted.roots {
+            return hot_above(&self.read.kernel, functions, counts);
+        }
         let least = roots.iter().map(|id| counts.at(self.read.start(*id))).min().unwrap_or(0);
         least.saturating_mul(self.wanted.percent) / 100
     }
@@ -237,6 +284,18 @@ impl Walk<'_> {
         self.wanted.pid.is_some_and(has_ended)
     }
 
+    /// The names of the first ones, and how many others there are.
+    fn names_of_some(&self, functions: &[FunctionId]) -> String {
+        /// So many names are a sentence.
+        const MOST: usize = 8;
+        match functions.get(..MOST) {
+            Some(first) if first.len() < functions.len() => {
+                format!("{} and {}", self.names(first), counted((functions.len() - MOST) as u64, "other"))
+            }
+            _ => self.names(functions),
+        }
+    }
+
     fn names(&self, functions: &[FunctionId]) -> String {
         let names = functions.iter().map(|id| self.read.kernel.functions.get(*id).name.as_str());
         names.collect::<Vec<_>>().join(", ")
@@ -247,33 +306,4 @@ impl Walk<'_> {
 fn block_counts(counted: &[FunctionCounts]) -> Counts {
     let blocks = counted.iter().flat_map(|function| &function.blocks);
     blocks.map(|block| (block.range.start, block.count)).collect::<Vec<(Svma, u64)>>().into_iter().collect()
-}
-
-/// The hottest functions that calls can be led from, by samples; as addresses.
-fn hottest(
-    most: usize,
-    wanted: &FoundGroupWanted,
-    watcher: &mut dyn Watcher,
-) -> Result<Vec<String>, SessionError> {
-    watcher.phase("sampling", Some(wanted.time.as_secs_f64()));
-    let mut sampling = KernelSampling::begin(wanted.pid)?;
-    while sampling.elapsed() < wanted.time && !sampling.is_over() {
-        sampling.step(wanted.time.saturating_sub(sampling.elapsed()));
-    }
-    heed()?;
-    let samples = sampling.finish()?;
-    watcher.phase("analysing", None);
-    let source = restitch_kernel::Source::running();
-    let read = ReadKernel::read(&source)?;
-    let sampled = samples.sampled(&read.kernel.functions);
-    let can_be_root = |id: FunctionId| {
-        let code = read.kernel.code(id);
-        read.kernel.reasons(id, &code).is_empty() && read.kernel.is_traceable(id, &code)
-    };
-    let hottest = sampled.hottest(1.0).into_iter().map(|own| own.id).filter(|id| can_be_root(*id));
-    let roots: Vec<String> = hottest.take(most).map(|id| format!("{:#x}", read.start(id).get())).collect();
-    if roots.is_empty() {
-        return Err(PositionError::NeverCalled("a function that can be moved".into()).into());
-    }
-    Ok(roots)
 }

@@ -3,7 +3,8 @@
 use restitch_address::Svma;
 use restitch_kernel::{FunctionId, Kernel, KernelError, Source, module_files, read_module, release};
 use restitch_kernel_position::{
-    ModuleFile, Order, Positioned, Positioner, Request, Subject, callees as all_callees,
+    Counts, Hot, Hottest, HowMany, ModuleFile, Order, PositionError, Positioned, Positioner, Request,
+    Subject, callees as all_callees, hot_above,
 };
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
@@ -14,6 +15,9 @@ use std::path::PathBuf;
 pub struct GroupWanted {
     /// Functions whose calls are to be led to copies: names, or addresses in them with 0x in front.
     pub functions: Vec<String>,
+    /// In place of functions: the hottest ones by the order's counts; those of them are led to that others
+    /// call.
+    pub hottest: Option<HowMany>,
     /// So many calls deep, what they call directly is copied as well.
     pub callees: usize,
     /// The order of blocks.
@@ -73,9 +77,27 @@ impl<'s> ReadKernel<'s> {
 
     /// The functions that are wanted.
     pub(crate) fn members(&self, wanted: &GroupWanted) -> Result<Members, SessionError> {
+        if let (Some(how_many), Order::Counted { counts, .. }) = (wanted.hottest, &wanted.order) {
+            return self.hottest(counts, how_many, wanted.counts);
+        }
         let roots = self.functions(&wanted.functions)?;
         let callees = all_callees(&self.kernel, &roots, wanted.callees);
         Ok(Members { roots, callees, order: wanted.order.clone(), counts: wanted.counts })
+    }
+
+    fn hottest(&self, counts: &Counts, how_many: HowMany, counting: bool) -> Result<Members, SessionError> {
+        let Hottest { roots, callees } = Hottest::counted(&self.kernel, counts, how_many);
+        if roots.is_empty() {
+            return Err(PositionError::NeverCalled("a function that can be moved".into()).into());
+        }
+        let functions: Vec<FunctionId> = roots.iter().chain(&callees).copied().collect();
+        let hot = Hot::Above(hot_above(&self.kernel, &functions, counts));
+        Ok(Members {
+            roots,
+            callees,
+            order: Order::Counted { counts: counts.clone(), hot },
+            counts: counting,
+        })
     }
 
     /// The name that a group has if nothing is in the way: that of its first function, behind the product's.

@@ -30,6 +30,7 @@ mod files;
 mod follow;
 mod given_profile;
 mod instrument;
+mod kernel_called;
 mod kernel_count;
 mod kernel_find;
 mod kernel_found;
