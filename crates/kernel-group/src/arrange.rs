@@ -12,6 +12,8 @@ use std::collections::HashMap;
 
 /// Bytes of the least alignment of a copy that calls are led to.
 const ENTRY: u32 = 16;
+/// Bytes of a line of the instruction cache.
+const LINE: u64 = 64;
 
 /// A direct branch at the end of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,7 +165,7 @@ impl<'a> Arrangement<'a> {
             let at = if chunk.chunk.heat == Heat::Hot { &mut hot } else { &mut cold };
             let align = u64::from(chunk.chunk.align);
             *at = match chunk.is_entry {
-                true => (*at + u64::from(DROP_RETURN_ADDRESS)).next_multiple_of(align.max(ENTRY.into())),
+                true => entry_behind(*at, align),
                 false => at.next_multiple_of(align),
             };
             let section = section_of(chunk.chunk.heat);
@@ -192,6 +194,17 @@ impl<'a> Arrangement<'a> {
             }
         }
         any
+    }
+}
+
+/// Where an entry is, behind what is at `at` and what drops a return address: in one line with that, if its
+/// alignment allows it.
+fn entry_behind(at: u64, align: u64) -> u64 {
+    let (drop, least) = (u64::from(DROP_RETURN_ADDRESS), align.max(ENTRY.into()));
+    let start = (at + drop).next_multiple_of(least);
+    match start % LINE == 0 && least < LINE {
+        true => start + least,
+        false => start,
     }
 }
 
@@ -245,5 +258,23 @@ fn exits(end: End, following: Option<Svma>) -> Vec<Exit> {
             [Exit::new(Some(condition), taken)].into_iter().chain(jump(next)).collect()
         }
         End::Return | End::IndirectJump(_) | End::StaticJump { .. } | End::Stop => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_in_one_line_with_what_stands_in_front_of_it() {
+        let drop = u64::from(DROP_RETURN_ADDRESS);
+        for at in 0..200 {
+            for align in [1, 4, 16, 32] {
+                let start = entry_behind(at, align);
+                assert!(start >= at + drop && start % align.max(16) == 0, "{at} {align}");
+                assert_eq!((start - drop) / LINE, start / LINE, "{at} {align}");
+            }
+        }
+        assert_eq!(entry_behind(0, 64), 64, "what is asked for comes first");
     }
 }
