@@ -106,11 +106,11 @@ def wrapped(text):
     return "\n".join(line if line.startswith("|") else textwrap.fill(line, COLUMNS, **WHOLE_WORDS) for line in lines)
 
 
-def write_result(folder, question, title, command, text):
+def write_result(folder, question, title, command, text, kind=None):
     """A new file of `folder` (bench/results) with a table; its path. Files that are there are not changed: a second one
-    of a day gets a number."""
+    of a day gets a number. Its name has the kind of processor, or what is given for that."""
     model = processor().get("model name", "").lower()
-    kind = next((name for name in KINDS if name in model), "other")
+    kind = kind or next((name for name in KINDS if name in model), "other")
     stem = f"{time.strftime('%Y-%m-%d', time.gmtime())}-{kind}-{question}"
     for number in range(1, 1000):
         path = os.path.join(folder, f"{stem}-{number}.md" if number > 1 else f"{stem}.md")

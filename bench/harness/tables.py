@@ -18,11 +18,11 @@ class Table:
 
     `measure(name, options, log)` gives the row of one load (None if it was only to show that it runs), `text(rows, options)` the table. `rounds` is the default of --rounds;
     with `quick`, another default for --quick, which shows that the command runs and writes no table to a file. `raw` names the
-    file in out/bench that keeps the rows."""
+    file in out/bench that keeps the rows; `kind` stands in place of the processor where that hardly matters."""
 
-    def __init__(self, prog, about, loads, measure, text, question, marks, rounds, quick=None, raw=None):
+    def __init__(self, prog, about, loads, measure, text, question, marks, rounds, quick=None, raw=None, kind=None):
         self.prog, self.about, self.loads, self.measure, self.text = prog, about, loads, measure, text
-        self.question, self.marks, self.rounds, self.quick, self.raw = question, marks, rounds, quick, raw
+        self.question, self.marks, self.rounds, self.quick, self.raw, self.kind = question, marks, rounds, quick, raw, kind
 
     def options(self, argv, add=lambda parser: None, settle=lambda options: None):
         parser = argparse.ArgumentParser(prog=self.prog, description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,7 +70,7 @@ class Table:
 
     def write(self, text, command, log):
         title = self.about.strip().split("\n")[0]
-        log(f"written to {report.write_result(os.path.join(ROOT, 'bench', 'results'), self.question, title, command, text)}")
+        log(f"written to {report.write_result(os.path.join(ROOT, 'bench', 'results'), self.question, title, command, text, self.kind)}")
         if self.marks:
             report.insert(os.path.join(ROOT, "docs", "benchmarks.md"), text, *self.marks)
 
