@@ -41,34 +41,39 @@ echo "enable $name" >&3 || failed 'it does not come into force'
 cat $DEVICE
 counted 'copies in force'
 exec 3>&-
-grep -q " registered " $DEVICE || sleep 3
-rmmod "$name" || failed 'it cannot be taken out'
-at 'taken out'
+# Who sleeps in copies keeps the module; no calls are led to it.
+grep -q " enabled " $DEVICE && failed 'it is in force still'
+at 'given back'
 """
 # The load runs while restitch looks at it, and stands while restitch computes, which is slow here.
 LIVE = """
 /requests $PROTOCOL $PORT 10 2000 0 &
 load=$!
-kill -STOP $load
-within() { n=$(($1 * 20)); shift; until "$@"; do n=$((n - 1)); [ $n -gt 0 ] && kill -0 $owner || return 1; sleep 0.05; done; }
-traces() { grep -q function /sys/kernel/tracing/instances/restitch_*/current_tracer 2>/dev/null; }
+within() { n=$(($1 * 10)); shift; until "$@"; do n=$((n - 1)); [ $n -gt 0 ] && kill -0 $owner || return 1; sleep 0.1; done; }
+traces() { [ -e /sys/kernel/tracing/instances/restitch_* ]; }
+is_traced() { ! traces; }
 enabled() { grep -q ' enabled ' $DEVICE; }
-burst() { at "$1 begins"; kill -CONT $load; sleep "$2"; kill -STOP $load; }
 /program kernel position --hottest $HOTTEST --count-for $COUNT_FOR --anyway >/said 2>/complaints &
 owner=$!
 within 600 traces || failed 'calls are not traced'
-burst 'tracing' 1
+at 'tracing begins'
+within 600 is_traced || failed 'tracing does not end'
+kill -STOP $load
+at 'calls are traced'
 within 3600 enabled || failed 'nothing is counted'
-burst 'counting' $COUNT_FOR
+at 'counting begins'
+kill -CONT $load && sleep $COUNT_FOR && kill -STOP $load
 within 3600 grep -q '^in force' /said || failed 'nothing is in force'
 at 'in force'
 cat /said
 kill -CONT $load && sleep 2 && kill -STOP $load
 kill -TERM $owner
 wait $owner
-[ $? = 143 ] || failed 'restitch has ended otherwise'
+code=$?
+# 6: tasks sleep in copies, so the module stays for them.
+[ $code = 143 ] || [ $code = 6 ] || failed "restitch has ended with $code"
 at 'given back'
-[ -z "$(cat $DEVICE)" ] || failed 'a group is left'
+grep -q ' enabled ' $DEVICE && failed 'a group is in force still'
 kill -CONT $load; kill $load; wait $load
 [ $? = 143 ] || failed 'a request'
 """
@@ -107,7 +112,7 @@ begin_server() {
     as() { setpriv --reuid postgres --regid postgres --clear-groups env HOME=/var/lib/postgresql LC_ALL=C "$@"; }
     cd /var/lib/postgresql
     as $bin/initdb -A trust -D data >/tmp/log 2>&1 || return 1
-    as $bin/pg_ctl -D data -w -l /tmp/server.log -o "-p $PORT -c autovacuum=off -c listen_addresses=127.0.0.1 -c jit=off" start >>/tmp/log || return 1
+    as $bin/pg_ctl -D data -w -l server.log -o "-p $PORT -c autovacuum=off -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c jit=off" start >>/tmp/log || { cat server.log; return 1; }
     as $bin/pgbench -h 127.0.0.1 -p $PORT -i -q postgres >>/tmp/log 2>&1
 }
 """,
@@ -215,7 +220,7 @@ def measure(name, options, log):
             tell(log, lab.live(name))
             return None
         group, _ = lab.group(name)
-        said, found = lab.counted(name, COMPARE, [(lab.path("group.ko"), "/group.ko")])
+        said, found = lab.counted(name, COMPARE, [(lab.path("group.ko"), "/group.ko")], ["--to", lab.path(f"{name}-compared")])
     tell(log, said)
     if len(found) != 2:
         raise Failed(f"{len(found)} windows were counted, not 2: {said}")
