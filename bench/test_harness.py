@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, commands, continuous, counters, counting_live, identical, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
+from harness import bolt_inputs, commands, continuous, counters, counting_live, identical, kernel, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import in_turns, interleave, interleave_inputs
@@ -47,6 +47,39 @@ class Commands(unittest.TestCase):
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")]
         told = {row[1].strip("`"): (row[0], row[4]) for row in rows[1:]}
         self.assertEqual(told, {name: (command.question, command.needs) for name, command in commands.COMMANDS.items()})
+
+
+class Kernel(unittest.TestCase):
+    WINDOW = """window {}, kernel code:
+  instructions                         {:>15}
+  (of programs)                         25169661
+  taken branches                        14373160
+  lines for 90, 99, 99.9 %      919    1245    1389  of 2809
+  pages for 90, 99, 99.9 %      104     166     188  of 358
+  lines fetched (model)                 18384062
+  L1i misses (model)                    10356465
+  iTLB misses (model)                          8
+  interruptions                               31
+  steps without explanation            {:>15}
+"""
+
+    def test_what_the_plugin_counted_becomes_figures_of_a_request(self):
+        found = kernel.windows("something else\n" + self.WINDOW.format(0, 4000, 0) + self.WINDOW.format(1, 2000, 1))
+        of = kernel.figures(found[0], 1000)
+        self.assertEqual([of[name] for name in ("instructions", "L1i misses", "lines at 99 %", "pages at 99.9 %")], [4, 10356.465, 1245, 188])
+        with self.assertRaisesRegex(Failed, "cannot explain 1 steps"):
+            kernel.figures(found[1], 1000)
+
+    def test_only_aims_that_are_met_are_bold(self):
+        before = kernel.figures(kernel.windows(self.WINDOW.format(0, 4000, 0))[0], 1000)
+        after = {**before, "lines at 99 %": 872, "pages at 99 %": 49}
+        row = {"load": "redis", "kernel": "6.1", "before": before, "after": after, "group": {"functions": 3, "roots": 1, "hot_bytes": 2000}}
+        lines = kernel.text([row], SimpleNamespace(hottest="99%", requests=1000)).splitlines()
+        cell = lambda name: next(line for line in lines if line.startswith(f"| {name} |"))
+        self.assertEqual(cell("pages at 99 %"), "| pages at 99 % | 166, 49: **0.295** |")
+        self.assertEqual(cell("lines at 99 %"), "| lines at 99 % | 1,245, 872: **0.700** |")
+        self.assertEqual(cell("taken branches"), "| taken branches | 14,373, 14,373: 1.000 |")
+        self.assertTrue(cell("iTLB misses").endswith(": - |"))
 
 
 class Identical(unittest.TestCase):

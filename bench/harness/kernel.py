@@ -240,8 +240,9 @@ def text(rows, options):
         cells = []
         for row in rows:
             before, after = row["before"][name], row["after"][name]
-            ratio = f"{after / before:.3f}" if before else "-"
-            met = name in AIMS and before and round(after / before, 3) <= AIMS[name]
+            # Of next to nothing, a ratio says nothing.
+            ratio = f"{after / before:.3f}" if before >= 0.1 else "-"
+            met = name in AIMS and ratio != "-" and round(after / before, 3) <= AIMS[name]
             number = lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
             cells.append(f"{number(before)}, {number(after)}: {'**' + ratio + '**' if met else ratio}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
