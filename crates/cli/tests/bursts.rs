@@ -112,6 +112,25 @@ fn threads_that_live_shortly_have_their_share() {
 }
 
 /// Somebody always reads the headers of what is taken out.
+/// A command is all programs that it executes one after the other.
+#[test]
+fn what_a_command_executes_is_recorded() {
+    let Some(program) = stoppable("switch.c", &["-O2"]) else { return };
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let profile = folder.path().join("profile");
+    for before in [&["env"][..], &["nice"], &["sh", "-c", r#"exec "$0" "$@""#]] {
+        let recorded = common::with_time(["4", "10", "30"], |seconds| {
+            let mut command = restitch.command(&["record", "--source", "burst", "-o"]);
+            command.arg(&profile).arg("--").args(before).arg(&program).args(["--seconds", seconds]);
+            command
+        });
+        recorded.expect(code::DONE);
+        let shown = common::finish(restitch.command(&["profile", "show"]).arg(&profile));
+        assert!(shown.stdout.contains("switch-"), "{before:?}\n{}\n{}", recorded.stderr, shown.stdout);
+        restitch.assert_no_files(&format!("{before:?}: {}", recorded.stderr));
+    }
+}
+
 #[test]
 fn so_do_programs_that_walk_their_objects() {
     (0..4).for_each(|_| bursts_with("objects.c", &["-O2"], &["--reads", "20000"]));

@@ -165,13 +165,12 @@ pub(crate) fn of(image: &Image) -> Option<RunTime> {
     by_marks(image).or_else(|| by_text(image)).or_else(|| counts_calls(image).then_some(RunTime::CallGraph))
 }
 
-/// Whether it is made to count its calls. (The C library defines what does; programs may have it inside.)
+/// Whether it is made to count its calls: it refers to what does, or has that of the C library inside. (What
+/// it defines itself under such a name may be anything; the C library defines it for others.)
 fn counts_calls(image: &Image) -> bool {
-    let is_library = image.soname().is_some();
-    let is_counter = |name: &[u8]| ENTRY_COUNTERS.contains(&name);
-    image.names().any(|name| is_counter(name.text) && !(name.is_defined && is_library))
-        || !is_library
-            && image.constants().iter().any(|bytes| found_in(bytes, CALL_GRAPH_FILE).next().is_some())
+    let says_so = |bytes: &&[u8]| found_in(bytes, CALL_GRAPH_FILE).next().is_some();
+    image.names().any(|name| ENTRY_COUNTERS.contains(&name.text) && !name.is_defined)
+        || image.soname().is_none() && image.constants().iter().any(says_so)
 }
 
 fn by_marks(image: &Image) -> Option<RunTime> {

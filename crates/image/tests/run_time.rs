@@ -120,5 +120,6 @@ fn code_that_counts_its_calls_refers_to_what_counts_them() {
     let library = &["-O2", "-shared", "-fPIC", "-Wl,-soname,libcounts.so"];
     expect("void mcount(void) {} void _mcount(void) {}", library, None);
     expect("void mcounter(void) {}", &["-O2"], None);
+    expect("int mcount; int _mcount(void) { return ++mcount; }", &["-O2"], None);
     expect("", &["-O2", "-static"], None);
 }

@@ -271,7 +271,7 @@ mod tests {
         for at in 0..200 {
             for align in [1, 4, 16, 32] {
                 let start = entry_behind(at, align);
-                assert!(start >= at + drop && start % align.max(16) == 0, "{at} {align}");
+                assert!(start >= at + drop && start.is_multiple_of(align.max(16)), "{at} {align}");
                 assert_eq!((start - drop) / LINE, start / LINE, "{at} {align}");
             }
         }

@@ -89,15 +89,15 @@ pub fn analyze_among(
 /// What is found of functions that a module offers to others ([`exports_that_look`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exports {
-    /// Names of those that look at their return addresses, or jump on to code that does: calls to them have to
-    /// push the original's.
+    /// Names of those that look at their return addresses, or jump on to code that does: calls to them have
+    /// to push the original's.
     pub looking: BTreeSet<String>,
     /// Names of functions of other modules to which one of them may jump on.
     pub onward: BTreeSet<String>,
 }
 
-/// Looks at the functions that `image` offers to other modules under one of the names `wanted`. Only their own
-/// code is looked at, and what it jumps to.
+/// Looks at the functions that `image` offers to other modules under one of the names `wanted`. Only their
+/// own code is looked at, and what it jumps to.
 ///
 /// `elsewhere`: what is known to look at its return address in other modules, but for what is known of old.
 pub fn exports_that_look(

@@ -11,6 +11,8 @@
 //! but the sampling is there to be traced, however long versions take to make. A process runs meanwhile, and
 //! that work is done with what it leaves of the processors ([`restitch_tracee::aside`]), for as long as that
 //! is fast enough.
+//!
+//! A command may execute other programs (`env`, `nice`, a script's `exec`): each is recorded in its turn.
 
 use crate::branch_records::BranchRecords;
 use crate::burst_members::{IDLE, LOOK_AGAIN, Members};
@@ -20,7 +22,7 @@ use crate::period::Period;
 use crate::trace_record::TraceRecordOptions;
 use crate::trace_record::TraceSubject;
 use crate::trace_record::{exit_status, in_processes, launch_holding};
-use restitch_address::Avma;
+use restitch_address::{Avma, AvmaRange};
 use restitch_apply_process::{ProcessError, VersionKind};
 use restitch_pipeline::ExitCode;
 use restitch_pipeline::Watcher;
@@ -82,6 +84,9 @@ pub struct BurstRound {
 
 /// How long instruction pointers are sampled, at least and at most.
 const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(5));
+/// A program that a command has executed is looked at this often, and has its libraries if nothing has come
+/// in between; it is opened as it is after so long.
+const SETTLING: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 /// So many places that ended bursts are named.
 const MOST_ENDS: usize = 6;
 /// Tracing versions at most. (A program may come to other code at any time: all its life it is looked whether
@@ -146,10 +151,33 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
         }
     };
     let pid = set.leader.target().pid();
-    let traced = or_given_back(&mut set, watcher, |set, watcher| {
-        let traced = trace_process(set, prepared, duration, tracing, &mut records, watcher);
-        traced.map_err(|error| if duration.is_some() { or_departure(error, set) } else { error })
-    });
+    let mut traced = one_program(&mut set, prepared, duration, tracing.clone(), &mut records, watcher);
+    let (mut set, mut before) = (Some(set), Traced::default());
+    let goes_on = |set: &mut ProcessSet| {
+        duration.is_none() && AskedToEnd::signal().is_none() && set.leader.target().has_executed()
+    };
+    while let Some(gone) = set.take_if(goes_on) {
+        // Whatever went wrong, it was in a program that is no more.
+        before.go_on(traced.unwrap_or_default());
+        drop(gone);
+        watcher.phase("analysing", None);
+        traced = open_executed(pid, &mut records).and_then(|(opened, prepared)| {
+            one_program(set.insert(opened), prepared, duration, tracing.clone(), &mut records, watcher)
+        });
+    }
+    let is_over = |error: &SessionError| set.as_ref().is_none_or(|set| has_ended(set, error));
+    let traced = match traced {
+        Ok(last) => {
+            before.go_on(last);
+            Ok(before)
+        }
+        // The last program was a short one.
+        Err(error) if is_over(&error) && !before.rounds.is_empty() => Ok(before),
+        Err(error) if set.is_none() && error.exit_code() == ExitCode::Vanished => {
+            Err(too_little_of_command())
+        }
+        Err(error) => Err(error),
+    };
     let traced = traced.map_err(|error| match &family {
         Some(family) => family.explain(error),
         None => error,
@@ -157,7 +185,7 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     watcher.phase("analysing", None);
     let status = traced.as_ref().ok().zip(launched).map(|(t, process)| exit_status(t.report.exit, process));
     // What was mapped into a process that has ended is for nobody, whatever came of it.
-    if !set.leader_is_alive() {
+    if let Some(set) = set.as_ref().filter(|set| !set.leader_is_alive()) {
         set.leader.forget_ended();
     }
     let (traced, status) = (traced?, status.transpose()?);
@@ -165,12 +193,14 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
         heed()?;
-        return Err(too_little(&set, duration.is_none()));
+        return Err(set
+            .as_ref()
+            .map_or_else(too_little_of_command, |set| too_little(set, duration.is_none())));
     }
     let ended_at = most(&records, pid, &traced.report.ended_at);
     let refused_at = most(&records, pid, &traced.report.refused_at);
     let coverage = records.coverage();
-    if set.is_tree() {
+    if set.is_some_and(|set| set.is_tree()) {
         watcher.note(&in_processes(&records));
     }
     records.save(&options.output, watcher)?;
@@ -190,6 +220,51 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     })
 }
 
+/// Traces the program that the process executes. Whatever comes in between, it has its original code then.
+fn one_program(
+    set: &mut ProcessSet,
+    prepared: Prepared,
+    duration: Option<Duration>,
+    tracing: Tracing,
+    records: &mut BranchRecords,
+    watcher: &mut dyn Watcher,
+) -> Result<Traced, SessionError> {
+    or_given_back(set, watcher, |set, watcher| {
+        let traced = trace_process(set, prepared, duration, tracing, records, watcher);
+        traced.map_err(|error| if duration.is_some() { or_departure(error, set) } else { error })
+    })
+}
+
+/// Opens a command again that executes another program by now, once that has mapped its libraries. What it
+/// does until then is not recorded.
+fn open_executed(pid: i32, records: &mut BranchRecords) -> Result<(ProcessSet, Prepared), SessionError> {
+    records.told_executed(pid);
+    let begun = Instant::now();
+    let mut mapped = Vec::new();
+    loop {
+        let now = code_of(pid)?;
+        let is_settled = now == mapped && !now.is_empty();
+        if is_settled || begun.elapsed() > SETTLING.1 {
+            let opened = holding(pid, || {
+                records.open(pid)?;
+                prepare(pid)
+            });
+            // It may execute yet another one by now.
+            if opened.is_ok() || begun.elapsed() > SETTLING.1 {
+                return opened;
+            }
+        }
+        mapped = now;
+        std::thread::sleep(SETTLING.0);
+    }
+}
+
+/// Where the process has code of files.
+fn code_of(pid: i32) -> Result<Vec<AvmaRange>, SessionError> {
+    let maps = restitch_procfs::maps(pid)?;
+    Ok(maps.iter().filter(|m| m.permissions.execute && m.inode != 0).map(|m| m.range).collect())
+}
+
 /// Whether an error says no more than that the process has ended, or is just ending: it has no memory any
 /// more then, and is not yet dead for as long as it gets no processor.
 fn has_ended(set: &ProcessSet, error: &SessionError) -> bool {
@@ -199,17 +274,23 @@ fn has_ended(set: &ProcessSet, error: &SessionError) -> bool {
 /// Why there is nothing, and what gives more.
 fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
     let pid = set.leader.target().pid();
-    SessionError::nothing_to_do(if is_command {
-        "the command used too little CPU time for bursts (a large one needs 0.4 seconds, to find its hot code); \
-         `--source trace` records from a program's first instruction on"
-            .into()
-    } else if !set.leader_is_alive() {
+    if is_command {
+        return too_little_of_command();
+    }
+    if !set.leader_is_alive() {
         let when = "before its tracing versions were ready; `record --source burst -- COMMAND` holds a command until \
                     they are, `--source trace` needs none";
         return SessionError::Ended { pid, when: when.into() };
-    } else {
-        format!("process {pid} used too little CPU time to be traced; try again under load")
-    })
+    }
+    let why = format!("process {pid} used too little CPU time to be traced; try again under load");
+    SessionError::nothing_to_do(why)
+}
+
+fn too_little_of_command() -> SessionError {
+    SessionError::nothing_to_do(
+        "the command used too little CPU time for bursts (a large one needs 0.4 seconds, to find its hot code); \
+         `--source trace` records from a program's first instruction on",
+    )
 }
 
 /// Opens a running process, if it can be changed at all.
@@ -333,6 +414,7 @@ fn meanwhile<T: Send>(
 }
 
 /// How bursts are taken.
+#[derive(Debug, Clone)]
 pub struct Tracing {
     options: BurstOptions,
     /// Nobody has said how long they shall be.
@@ -433,6 +515,15 @@ pub struct Traced {
     mapped: u64,
     /// Why something of the tracing versions had to stay in the process, if it had.
     pub kept: Option<String>,
+}
+
+impl Traced {
+    /// Adds what the next program of a command has given: sums, but places are of the later one.
+    fn go_on(&mut self, later: Self) {
+        self.report.add(later.report);
+        self.rounds.extend(later.rounds);
+        (self.places, self.mapped, self.kept) = (later.places, self.mapped.max(later.mapped), later.kept);
+    }
 }
 
 /// Tracing in one version after the other.
