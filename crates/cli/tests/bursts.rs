@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Random, Restitch, Target, code, look, stoppable};
-use restitch_testkit::{Guarded, scratch, skipped, wait_until};
+use restitch_testkit::{Guarded, SUCCESS, scratch, skipped, wait_until};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -124,7 +124,7 @@ fn what_a_command_executes_is_recorded() {
             command.arg(&profile).arg("--").args(before).arg(&program).args(["--seconds", seconds]);
             command
         });
-        recorded.expect(code::DONE);
+        recorded.expect(SUCCESS);
         let shown = common::finish(restitch.command(&["profile", "show"]).arg(&profile));
         assert!(shown.stdout.contains("switch-"), "{before:?}\n{}\n{}", recorded.stderr, shown.stdout);
         restitch.assert_no_files(&format!("{before:?}: {}", recorded.stderr));
