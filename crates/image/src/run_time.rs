@@ -118,7 +118,7 @@ const OCAML_BYTE_CODE: &[u8] = b"is not a bytecode executable file";
 /// What code of `-pg` calls when a function is entered (GCC manual, Instrumentation Options, also of
 /// `-mfentry`; clang calls the first).
 const ENTRY_COUNTERS: &[&[u8]] = &[b"mcount", b"_mcount", b"__fentry__", b"__gnu_mcount_nc"];
-/// What the C library that is linked into such a program says of its result.
+/// What the C library that is linked into such a program says of its result, up to what is put into it.
 const CALL_GRAPH_FILE: &[u8] = b"_mcleanup: gmon.out: ";
 /// What `go version` looks for (debug/buildinfo): at an address that is a multiple of 16.
 const GO_BUILD_INFO: &[u8] = b"\xff Go buildinf:";
@@ -168,7 +168,10 @@ pub(crate) fn of(image: &Image) -> Option<RunTime> {
 /// Whether it is made to count its calls: it refers to what does, or has that of the C library inside. (What
 /// it defines itself under such a name may be anything; the C library defines it for others.)
 fn counts_calls(image: &Image) -> bool {
-    let says_so = |bytes: &&[u8]| found_in(bytes, CALL_GRAPH_FILE).next().is_some();
+    // Who looks for it, as this crate does, has the constant too, but not what goes on behind it (which is no
+    // constant here: linkers put one behind the other).
+    let goes_on = |rest: &[u8]| matches!(rest, [b'%', b's', b'\n', 0, ..]);
+    let says_so = |bytes: &&[u8]| found_in(bytes, CALL_GRAPH_FILE).any(goes_on);
     image.names().any(|name| ENTRY_COUNTERS.contains(&name.text) && !name.is_defined)
         || image.soname().is_none() && image.constants().iter().any(says_so)
 }

@@ -107,6 +107,8 @@ fn other_programs_have_no_marks() {
         let Some(path) = restitch_testkit::find_program(name) else { continue };
         assert_eq!(run_time(&path), None, "{name}");
     }
+    // What looks for all the marks, and so has their texts inside.
+    assert_eq!(run_time(&std::env::current_exe().unwrap()), None);
 }
 
 #[test]
