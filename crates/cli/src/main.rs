@@ -37,20 +37,7 @@ fn main() -> ProcessExit {
     be_told_of_children();
     let parsed = match args::Args::try_parse() {
         Ok(parsed) => parsed,
-        Err(error) => {
-            // Help and version are no errors, and say nothing of what was given.
-            let code = match error.use_stderr() {
-                true => {
-                    eprint!("{}", error.render());
-                    ExitCode::Usage
-                }
-                false => {
-                    let _ = error.print();
-                    ExitCode::Done
-                }
-            };
-            return exit(code.number());
-        }
+        Err(error) => return exit(said_instead(&error).number()),
     };
     if let args::Command::DemoWorkload { arguments } = parsed.command {
         return demo::workload(arguments);
@@ -68,6 +55,17 @@ fn main() -> ProcessExit {
     }
 }
 
+/// Says what is wrong with the command line. Help and version, which are asked for, are no errors, and say
+/// nothing of what was given.
+fn said_instead(told: &clap::Error) -> ExitCode {
+    if told.use_stderr() {
+        eprint!("{}", told.render());
+        return ExitCode::Usage;
+    }
+    print::note(told.print());
+    ExitCode::Done
+}
+
 fn exit(code: i32) -> ProcessExit {
     let unprinted = if code == ExitCode::Done.number() { ExitCode::Failure.number() } else { code };
     exit_as(code, unprinted)
@@ -77,7 +75,7 @@ fn exit(code: i32) -> ProcessExit {
 fn exit_as(mut code: i32, unprinted: i32) -> ProcessExit {
     if let Some(error) = print::finish() {
         eprintln!(
-            "restitch: writing to standard output: {error}; what was asked for is done, but not all of it was printed"
+            "restitch: writing to standard output: {error}; not all was printed, all else that was asked for is done"
         );
         code = unprinted;
     }

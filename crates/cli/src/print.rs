@@ -77,7 +77,8 @@ pub(crate) fn panicked(info: &PanicHookInfo<'_>) {
     }
 }
 
-fn note(written: std::io::Result<()>) {
+/// Remembers why standard output could not be written.
+pub(crate) fn note(written: std::io::Result<()>) {
     if let Err(error) = written
         && error.kind() != ErrorKind::BrokenPipe
     {

@@ -178,9 +178,10 @@ fn output_that_nobody_reads_or_that_has_no_room() {
     let program = files.at("program").to_string_lossy().into_owned();
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
     let analyze = ["analyze", &program];
-    for arguments in
-        [&analyze[..], &["status"], &["cache", "list", "--cache", &files.at("c").to_string_lossy()]]
-    {
+    let help = [&["--help"][..], &["-V"], &["help", "attach"], &["kernel", "find", "-h"]];
+    let cache = files.at("c").to_string_lossy().into_owned();
+    let results = [&analyze[..], &["status"], &["cache", "list", "--cache", &cache]];
+    for arguments in results.into_iter().chain(help) {
         let mut command = files.restitch.command(arguments);
         let shown = command.stdout(full()).stderr(Stdio::piped()).output().expect("started");
         let said = String::from_utf8_lossy(&shown.stderr);
@@ -188,11 +189,13 @@ fn output_that_nobody_reads_or_that_has_no_room() {
         assert!(said.contains("standard output") && !said.contains("panicked"), "{said}");
     }
     // A reader who has gone.
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    drop(reader);
-    let shown = files.restitch.command(&analyze).stdout(writer).stderr(Stdio::piped()).output();
-    let shown = shown.expect("started");
-    assert_eq!((shown.status.code(), &*shown.stderr), (Some(code::DONE), &b""[..]));
+    for arguments in [&analyze[..], help[0]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let shown = files.restitch.command(arguments).stdout(writer).stderr(Stdio::piped()).output();
+        let shown = shown.expect("started");
+        assert_eq!((shown.status.code(), &*shown.stderr), (Some(code::DONE), &b""[..]));
+    }
     // Messages that cannot be written are no reason to lose the command's exit code.
     let mut command = files.restitch.command(&["run", "--", "sh", "-c", "exit 5"]);
     assert_eq!(command.stdout(full()).stderr(full()).status().expect("started").code(), Some(5));
