@@ -201,8 +201,12 @@ fn tell_of_samples(sampled: &Sampled) {
         0 => String::new(),
         n => format!("; the kernel had no room for {n} more"),
     };
+    let outside = match told.elsewhere {
+        n if told.source == "ip" && 2 * n > told.samples => format!(" ({n} in code of no file)"),
+        _ => String::new(),
+    };
     eprintln!(
-        "restitch: {}{branches} of {}, {}: {} a second at {:.1} us each; overhead {}{lost}",
+        "restitch: {}{outside}{branches} of {}, {}: {} a second at {:.1} us each; overhead {}{lost}",
         several(told.samples, "sample"),
         several(sampled.processes, "process"),
         several(sampled.modules, "module"),

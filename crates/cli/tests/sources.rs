@@ -101,6 +101,53 @@ fn a_running_process_is_traced_and_not_touched() {
     target.stop();
 }
 
+/// Records `pid` from `source` for longer and longer, until it says `words`; it may have had no processor.
+#[track_caller]
+fn expect_no_profile(restitch: &Restitch, source: &str, pid: u32, code: i32, words: &[&str]) {
+    let (folder, pid) = (scratch(), pid.to_string());
+    let profile = folder.path().join("profile");
+    let record = |duration: &str| {
+        let mut command = restitch.command(&["record", "-p", &pid, "--source", source, "-o"]);
+        finish(command.arg(&profile).args(["--duration", duration]))
+    };
+    let is_said = |recorded: &Finished| words.iter().all(|word| recorded.stderr.contains(word));
+    let mut all = ["2", "8", "30"].into_iter().map(record);
+    let recorded = all.by_ref().find(is_said).unwrap_or_else(|| record("60"));
+    expect_message(&recorded, code, words);
+    assert!(!profile.exists(), "{source}: a profile was written");
+}
+
+/// As programs do that are compiled while they run, or run under a translator (valgrind, qemu-user).
+#[test]
+fn a_process_that_works_in_code_of_no_file_is_said_to_do_so() {
+    let Some(original) = stoppable("odd/generated.c", &["-O2"]) else { return };
+    let restitch = Restitch::new();
+    let mut target = Target::start(&original);
+    let sources = ["ip", "burst", "count"].into_iter().chain(has_breakpoints(&restitch).then_some("trace"));
+    for source in sources {
+        let words = ["in no file", "translator"];
+        expect_no_profile(&restitch, source, target.pid(), code::NOTHING_TO_DO, &words);
+    }
+    let attached = restitch.run(&["attach", &target.pid().to_string(), "--duration", "2"]);
+    expect_message(&attached, code::NOTHING_TO_DO, &["in no file"]);
+    target.assert_untouched("without a profile");
+    target.stop();
+}
+
+/// As valgrind has it for what runs under it.
+#[test]
+fn a_process_that_works_and_cannot_be_interrupted_is_not_said_to_be_idle() {
+    let Some(original) = stoppable("odd/generated.c", &["-O2"]) else { return };
+    let restitch = Restitch::new();
+    if !has_breakpoints(&restitch) {
+        return;
+    }
+    let mut target = Target::start_with(&original, &["--blocked"]);
+    let words = ["not available", "blocks the signals", "--source ip"];
+    expect_no_profile(&restitch, "trace", target.pid(), code::REFUSED, &words);
+    target.stop();
+}
+
 /// Original code is traced: a layout that is in force is taken out, and said so.
 #[test]
 fn a_layout_goes_before_its_process_is_traced() {

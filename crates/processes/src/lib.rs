@@ -12,6 +12,7 @@ pub mod hold;
 pub mod initial_sampling;
 pub mod interrupt;
 pub mod modules;
+pub mod no_file;
 pub mod process_family;
 pub mod process_set;
 pub mod refusal;

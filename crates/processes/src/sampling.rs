@@ -3,7 +3,7 @@
 use crate::error::SessionError;
 use crate::process_set::ProcessSet;
 use crate::sampler::Sampler;
-use restitch_address::{Avma, Svma};
+use restitch_address::{Avma, PAGE, Svma};
 use restitch_apply_process::VersionMaps;
 use restitch_perf::{Record, Sample};
 use restitch_profile::BranchSamples;
@@ -21,6 +21,8 @@ pub struct IpSamples {
     pub total: u64,
     /// Of them, those in code of versions; by module they are where its original is.
     pub in_versions: u64,
+    /// Samples of the first process that were in no module that it had when it was opened, by page.
+    pub outside: BTreeMap<Avma, u64>,
     /// Hardware branch records by module index, where the machine has them.
     pub branches: BTreeMap<usize, BranchSamples>,
     /// Number of those records.
@@ -127,6 +129,8 @@ impl IpSamples {
         }
         if let Some((module, at)) = place {
             *self.by_module.entry(module).or_default().entry(at).or_default() += 1;
+        } else if sample.pid == set.leader.target().pid() {
+            *self.outside.entry(sample.ip.align_down(PAGE)).or_default() += 1;
         }
         if sample.branches.is_empty() {
             return;
@@ -149,6 +153,9 @@ impl IpSamples {
         self.total += more.total;
         self.in_versions += more.in_versions;
         self.records += more.records;
+        for (page, n) in more.outside {
+            *self.outside.entry(page).or_default() += n;
+        }
         for (module, addresses) in more.by_module {
             let own = self.by_module.entry(module).or_default();
             for (at, n) in addresses {

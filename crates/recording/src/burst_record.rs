@@ -31,6 +31,7 @@ use restitch_processes::departure::or_departure;
 use restitch_processes::hold::holding;
 use restitch_processes::interrupt::heed;
 use restitch_processes::modules::{Analyses, Chosen, analyze, choose};
+use restitch_processes::no_file::{met_in_no_file, samples_in_no_file};
 use restitch_processes::process_family::at_work;
 use restitch_processes::process_set::{self, ProcessSet, process_of, refuse_unchangeable};
 use restitch_processes::refusal::{refuse_all, refuse_shadow_stack};
@@ -193,9 +194,10 @@ pub fn record_bursts(options: TraceRecordOptions, watcher: &mut dyn Watcher) -> 
     let (modules, elsewhere, in_vdso) = (records.modules(), records.elsewhere, records.in_vdso());
     if modules == 0 {
         heed()?;
-        return Err(set
-            .as_ref()
-            .map_or_else(too_little_of_command, |set| too_little(set, duration.is_none())));
+        let unknown = set.as_ref().and_then(|set| in_unknown_code(set, &traced.report));
+        let too_little =
+            || set.as_ref().map_or_else(too_little_of_command, |set| too_little(set, duration.is_none()));
+        return Err(unknown.unwrap_or_else(too_little));
     }
     let ended_at = most(&records, pid, &traced.report.ended_at);
     let refused_at = most(&records, pid, &traced.report.refused_at);
@@ -284,6 +286,14 @@ fn too_little(set: &ProcessSet, is_command: bool) -> SessionError {
     }
     let why = format!("process {pid} used too little CPU time to be traced; try again under load");
     SessionError::nothing_to_do(why)
+}
+
+/// That alarms found most threads in no module's code, if they did.
+fn in_unknown_code(set: &ProcessSet, report: &BurstReport) -> Option<SessionError> {
+    let target = set.leader.target();
+    let places = || report.refused_at.iter().chain(&report.ended_at);
+    let outside = places().filter(|(at, _)| target.module_at(**at).is_none()).map(|(at, n)| (*at, *n));
+    met_in_no_file(target.pid(), outside, places().map(|(_, n)| n).sum())
 }
 
 fn too_little_of_command() -> SessionError {
@@ -381,7 +391,9 @@ fn trace_original(
     watcher.phase("sampling", Some(sampling.as_secs_f64()));
     let choice = sample(set, sampling).and_then(|samples| {
         watcher.phase("analysing", None);
-        meanwhile(set, is_command, patience(duration), || choose(set, &samples, &mut ready))?
+        let choice = meanwhile(set, is_command, patience(duration), || choose(set, &samples, &mut ready))??;
+        let in_no_file = || samples_in_no_file(set.leader.target().pid(), &samples);
+        if choice.0.is_empty() { in_no_file().map_or(Ok(choice), Err) } else { Ok(choice) }
     });
     let chosen = match choice {
         // It has ended: whatever could not be done then is no error of its own.

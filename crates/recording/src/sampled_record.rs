@@ -23,6 +23,7 @@ use restitch_pipeline::Watcher;
 use restitch_pipeline::profiles::ProfileOutput;
 use restitch_processes::SessionError;
 use restitch_processes::interrupt::heed;
+use restitch_processes::no_file::in_no_file;
 use restitch_processes::process_family::at_work;
 use restitch_processes::process_set::{ProcessSet, refuse_stopped};
 use restitch_processes::sampler::Sampler;
@@ -272,6 +273,9 @@ impl Taking {
         let (elsewhere, in_vdso) = (records.elsewhere, records.in_vdso());
         if modules == 0 {
             heed()?;
+            if let Some(error) = in_no_file("the process", elsewhere, samples.max(elsewhere)) {
+                return Err(error);
+            }
             let why = match (source, stacks) {
                 (SourceChoice::Lbr, 0) if samples > 0 => {
                     format!("{samples} samples came without branch records; use --source trace, burst or count")

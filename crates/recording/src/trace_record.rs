@@ -8,10 +8,13 @@ use restitch_pipeline::profiles::ProfileOutput;
 use restitch_processes::SessionError;
 use restitch_processes::busy::when_not_traced;
 use restitch_processes::interrupt::heed;
+use restitch_processes::no_file::in_no_file;
 use restitch_processes::process_family::at_work;
 use restitch_processes::process_set::{ProcessSet, process_of, refuse_stopped, taken_out};
 use restitch_procfs::{self as procfs, ProcessId};
-use restitch_trace::{LookAhead, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together};
+use restitch_trace::{
+    LookAhead, RecordEnd, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together,
+};
 use restitch_tracee::{
     AskedToEnd, ExitStatus, LaunchOptions, NotStarted, Stopped, TraceEvent, TraceEvents, own_descriptors,
 };
@@ -149,12 +152,39 @@ pub fn record_traced(
     if modules == 0 {
         heed()?;
         set.iter().try_for_each(ProcessSet::verify_leader)?;
-        let why = "the process used too little CPU time to be traced; try again under load";
-        return Err(SessionError::nothing_to_do(why));
+        return Err(untraced(&report));
     }
     let coverage = records.coverage();
     records.save(&options.output, watcher)?;
     Ok(Traced { modules, elsewhere, in_vdso, coverage, status, report })
+}
+
+/// With more CPU time than this a process was not idle.
+const WORKED: Duration = Duration::from_millis(100);
+
+/// Why nothing of files was traced.
+fn untraced(report: &TraceReport) -> SessionError {
+    let records: u64 = report.records.values().sum();
+    let unknown = report.records.get(&RecordEnd::UnknownCode).copied().unwrap_or(0);
+    let seconds = report.cpu.as_secs_f64();
+    match in_no_file("the process", unknown, records) {
+        Some(error) => error,
+        None if report.cpu < WORKED => {
+            let why = "the process used too little CPU time to be traced; try again under load";
+            SessionError::nothing_to_do(why)
+        }
+        None if report.blocked_threads > 0 => SessionError::Source {
+            source_name: "software branch tracing",
+            why: format!(
+                "the process used {seconds:.1} s of CPU time and blocks the signals that would interrupt it, as valgrind \
+                 does for the programs that run under it; use --source ip or count"
+            ),
+        },
+        None => SessionError::nothing_to_do(format!(
+            "the process used {seconds:.1} s of CPU time, but hardly any in its own code (the rest is the kernel's), so \
+             there was nothing to trace"
+        )),
+    }
 }
 
 /// Opens processes that are to be traced in their original code: a layout that is in force is taken out.

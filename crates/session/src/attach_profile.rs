@@ -10,6 +10,7 @@ use restitch_processes::SessionError;
 use restitch_processes::initial_sampling::{InitialSampling, LEAST_SAMPLES, Length};
 use restitch_processes::interrupt::heed;
 use restitch_processes::modules::{Chosen, choose, others};
+use restitch_processes::no_file::samples_in_no_file;
 use restitch_processes::process_set::ProcessSet;
 use restitch_processes::sampling::IpSamples;
 use restitch_processes::source::SourceChoice;
@@ -90,6 +91,9 @@ fn sample(job: &mut Job<'_>, length: Length) -> Result<(Vec<Window>, IpSamples, 
     job.timings.end("analysis");
     heed()?;
     if chosen.is_empty() {
+        if let Some(error) = samples_in_no_file(job.set.leader.target().pid(), &samples) {
+            return Err(error);
+        }
         let why = format!("no module with enough samples can be moved{}", job.left_out.reasons());
         return Err(SessionError::nothing_to_do(why));
     }

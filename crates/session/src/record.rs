@@ -16,6 +16,7 @@ use restitch_processes::departure::or_departure;
 use restitch_processes::initial_sampling::{LEAST_SAMPLES, Length};
 use restitch_processes::interrupt::heed;
 use restitch_processes::modules::{Analyses, Chosen, choose};
+use restitch_processes::no_file::samples_in_no_file;
 use restitch_processes::process_family::{ProcessFamily, at_work};
 use restitch_processes::process_set::{ProcessSet, refuse_unchangeable, taken_out};
 use restitch_processes::refusal::with_what_is_left;
@@ -138,6 +139,9 @@ fn record_set(
     left.into_iter().for_each(|(path, n, why)| left_out.add(&path, n, why));
     churn.leave_out(&mut chosen, &mut left_out);
     if chosen.is_empty() {
+        if let Some(error) = samples_in_no_file(pid, &samples) {
+            return Err(error);
+        }
         return Err(SessionError::nothing_to_do(match samples.total {
             LEAST_SAMPLES.. => {
                 format!("nothing of process {pid} that ran enough can be counted{}", left_out.reasons())
