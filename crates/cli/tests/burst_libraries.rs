@@ -54,6 +54,30 @@ int main(int argc, char **argv) {
 }
 ";
 
+/// Lets the loader wait before it looks for a library. It has none itself, so there is one of each only.
+const SLOW: &str = "
+// flags: -O1 -shared -fPIC -nostdlib -fno-stack-protector
+unsigned la_version(unsigned version) { return version; }
+char *la_objsearch(const char *name, unsigned long *cookie, unsigned flag) {
+    long pause[2] = {0, 400000000}, done;
+    if (flag == 1)
+        __asm__ volatile(\"syscall\" : \"=a\"(done) : \"a\"(35), \"D\"(pause), \"S\"(0) : \"rcx\", \"r11\", \"memory\");
+    return (char *)name;
+}
+";
+
+/// Works in its library for so many seconds of CPU time.
+const WORKS: &str = "
+#include <stdlib.h>
+#include <time.h>
+int work(int);
+int main(int argc, char **argv) {
+    volatile int sum = 0;
+    while (clock() / CLOCKS_PER_SEC < atoi(argv[1])) sum += work(1000);
+    return 0;
+}
+";
+
 fn made(folder: &Path, name: &str, text: &str, flags: &[&str]) -> Option<std::path::PathBuf> {
     let source = folder.join(name);
     std::fs::write(&source, text).unwrap();
@@ -138,4 +162,29 @@ fn a_library_that_stays_is_recorded_where_nobody_can_close_it_meanwhile() {
             }
         }
     }
+}
+
+/// A command executes a program whose loader takes long for its last library, as from a slow disk: all that
+/// is needed to change it is there long before.
+#[test]
+fn a_library_that_comes_late_to_a_program_that_a_command_executes_is_recorded() {
+    let folder = scratch();
+    let flags = ["-O2", "-shared", "-fPIC", "-DFIRST=11", "-DSECOND=101"];
+    let Some(library) = made(folder.path(), "late-library.c", LIBRARY, &flags) else { return };
+    let Some(slow) = made(folder.path(), "slow.c", SLOW, &[]) else { return };
+    let library = library.to_str().expect("text");
+    let Some(program) = made(folder.path(), "works.c", WORKS, &["-O2", "-Wl,--no-as-needed", "-lc", library])
+    else {
+        return;
+    };
+    let (restitch, profile) = (Restitch::new(), folder.path().join("profile"));
+    let recorded = common::with_time(["4", "10", "30"], |seconds| {
+        let mut command = restitch.command(&["record", "--source", "burst", "-o"]);
+        command.arg(&profile).args(["--", "env"]).arg(format!("LD_AUDIT={}", slow.display()));
+        command.arg(&program).arg(seconds);
+        command
+    });
+    recorded.expect(0);
+    let shown = common::finish(restitch.command(&["profile", "show"]).arg(&profile));
+    assert!(shown.stdout.contains("late-library"), "{}\n{}", recorded.stderr, shown.stdout);
 }

@@ -16,7 +16,7 @@
 
 use crate::branch_records::BranchRecords;
 use crate::burst_members::{IDLE, LOOK_AGAIN, Members};
-use crate::burst_scope::{BurstScope, candidates};
+use crate::burst_scope::{BurstScope, candidates, has_its_libraries};
 use crate::burst_versions::{Versions, make_tracing};
 use crate::period::Period;
 use crate::trace_record::TraceRecordOptions;
@@ -85,9 +85,10 @@ pub struct BurstRound {
 
 /// How long instruction pointers are sampled, at least and at most.
 const SAMPLING: (Duration, Duration) = (Duration::from_millis(400), Duration::from_secs(5));
-/// A program that a command has executed is looked at this often, and has its libraries if nothing has come
-/// in between; it is opened as it is after so long.
-const SETTLING: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// A program that a command has executed is looked at this often, and is opened once it has the libraries
+/// that it names and nothing has come in between; after so long it is opened as it is. (What is mapped later
+/// gets no copy: it is recorded in no burst.)
+const SETTLING: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(10));
 /// So many places that ended bursts are named.
 const MOST_ENDS: usize = 6;
 /// Tracing versions at most. (A program may come to other code at any time: all its life it is looked whether
@@ -245,18 +246,24 @@ fn open_executed(pid: i32, records: &mut BranchRecords) -> Result<(ProcessSet, P
     let mut mapped = Vec::new();
     loop {
         let now = code_of(pid)?;
+        let is_late = begun.elapsed() > SETTLING.1;
         let is_settled = now == mapped && !now.is_empty();
-        if is_settled || begun.elapsed() > SETTLING.1 {
+        mapped = now;
+        if is_settled || is_late {
             let opened = holding(pid, || {
                 records.open(pid)?;
-                prepare(pid)
+                let set = open(pid, false)?;
+                let is_whole = is_late || has_its_libraries(set.leader.target());
+                is_whole.then(|| prepare_in(set)).transpose()
             });
-            // It may execute yet another one by now.
-            if opened.is_ok() || begun.elapsed() > SETTLING.1 {
-                return opened;
+            match opened {
+                Ok(Some(opened)) => return Ok(opened),
+                Ok(None) => mapped.clear(),
+                // It may execute yet another one by now.
+                Err(_) if begun.elapsed() <= SETTLING.1 => {}
+                Err(error) => return Err(error),
             }
         }
-        mapped = now;
         std::thread::sleep(SETTLING.0);
     }
 }
@@ -331,7 +338,11 @@ struct Prepared {
 /// What can be done for a command before it runs: all code that may be traced is analysed, and copied if it
 /// is not too much.
 fn prepare(pid: i32) -> Result<(ProcessSet, Prepared), SessionError> {
-    let set = open(pid, false)?;
+    prepare_in(open(pid, false)?)
+}
+
+/// The same where it is open.
+fn prepare_in(set: ProcessSet) -> Result<(ProcessSet, Prepared), SessionError> {
     let ready = analyze(&set, candidates(&set));
     let scope = match BurstScope::whole(&set, ready)? {
         Ok(scope) => scope,

@@ -313,15 +313,24 @@ pub fn candidates(set: &ProcessSet) -> Vec<usize> {
     permanent_modules(set.leader.target()).into_iter().filter(may_be_traced).collect()
 }
 
+/// Whether all libraries are mapped that modules of a process name: its loader has done what there is to do
+/// before the program begins.
+pub fn has_its_libraries(target: &Target) -> bool {
+    let is_there = |name: &String| target.modules.iter().any(|module| is_named(module, name));
+    target.modules.iter().flat_map(|module| module.image.needed()).all(is_there)
+}
+
+/// Whether a program that names a library as `name` means this module.
+fn is_named(module: &Module, name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    module.path.file_name().is_some_and(|own| own == file) || module.image.soname() == Some(name)
+}
+
 /// The program, the vdso, and the libraries that the program names, directly or through others: they stay
 /// where they are for as long as it runs. What was opened by `dlopen` may go, and something else may come
 /// where it was; a tracing version would then be entered from there. So this has to be looked at before each
 /// burst ([`Guard`]), and no other thread may do it during one.
 fn permanent_modules(target: &Target) -> BTreeSet<usize> {
-    let is_named = |module: &Module, name: &str| {
-        let file = module.path.file_name().is_some_and(|file| file == name);
-        file || module.image.soname() == Some(name)
-    };
     let mut found = BTreeSet::from([target.program]);
     found.extend(target.vdso());
     let mut open = vec![target.program];
