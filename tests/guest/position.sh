@@ -4,6 +4,7 @@
 DEVICE=/dev/restitch-kernel
 GROUP=restitch_do_sys_poll
 ENABLED=/sys/kernel/tracing/enabled_functions
+INSTANCES=/sys/kernel/tracing/instances
 
 failed() {
     echo "FAILED: $*"
@@ -49,11 +50,12 @@ is_out() {
     [ -z "$(cat $ENABLED)" ] || failed "calls are led elsewhere"
 }
 
-# hits: how often the copy was called, of 100 calls of poll.
+# hits FUNCTION LOAD...: how often the copy of that was called by a load.
 hits() {
-    echo "p:copy $GROUP:do_sys_poll.restitch" >/sys/kernel/tracing/kprobe_events || failed "no probe on the copy"
+    echo "p:copy $GROUP:$1.restitch" >/sys/kernel/tracing/kprobe_events || failed "no probe on the copy of $1"
     echo 1 >/sys/kernel/tracing/events/kprobes/enable
-    /loads polls 100
+    shift
+    /loads "$@" >/loaded || failed "the load $* found a wrong result"
     sed -n 's/^ *copy  *\([0-9]*\) .*/\1/p' /sys/kernel/tracing/kprobe_profile
     echo 0 >/sys/kernel/tracing/events/kprobes/enable
     echo >/sys/kernel/tracing/kprobe_events
@@ -74,7 +76,7 @@ analysis=$!
 begin --callees 30 --order reversed --for 8
 wait $analysis || failed "the kernel cannot be analysed: $(cat /said.analysis)"
 grep -q 'movable *yes' /said.analysis || failed "do_sys_poll cannot be moved: $(cat /said.analysis)"
-[ "$(hits)" = 100 ] || failed "the copy is not what is called"
+[ "$(hits do_sys_poll polls 100)" = 100 ] || failed "the copy is not what is called"
 /loads poll 3 >/said || failed "the load found a wrong result"
 ends 6 /program kernel position do_sys_poll
 said 'in force already, held by another process'
@@ -144,23 +146,42 @@ wait
 is_out
 held "a command runs in a group, gets what restitch is asked, and gives its exit code"
 
-# It counts by itself, under a load.
-(while sleep 0.3; do /loads polls 20; done) &
-load=$!
-/program kernel position do_sys_poll --callees 1 --count-for 2 --anyway >/said.begun 2>&1 &
+# The tracer's instance is there while calls are listed, which comes first.
+/program kernel position do_sys_poll --anyway >/said.begun 2>&1 &
 owner=$!
-within 400 grep -q '^in force' /said.begun || failed "no group is found by counting"
-kill $load
+within 300 grep -qs function $INSTANCES/restitch_$owner/current_tracer || failed "no calls are listed"
+kill -9 $owner
+over 137
+within 100 [ ! -e $INSTANCES/restitch_$owner ] || failed "the tracer's instance is left by who was killed"
+is_out
+held "killed while it lists calls, it leaves no instance of the tracer"
+
+# It counts by itself, under a load that calls through pointers: poll and read of pipes.
+(while [ ! -e /enough ]; do /loads poll 1 >/loaded 2>&1 || cp /loaded /wrong; done) &
+load=$!
+/program kernel position do_sys_poll vfs_read --callees 1 --count-for 2 --anyway --json /found.json \
+    >/said.begun 2>&1 &
+owner=$!
+within 600 grep -q '^in force' /said.begun || failed "no group is found by counting"
+sleep 2
+touch /enough
 wait $load
+[ ! -e /wrong ] || failed "the load found a wrong result: $(cat /wrong)"
 cp /said.begun /said
 said 'counted in 2 rounds of 2 s'
+said 'called through pointers and static calls: [0-9]* functions, .*pipe_poll'
 said 'bottleneck test by a model of the first-level cache'
-sleep 1
-[ "$(hits)" = 100 ] || failed "the copy that was found by counting is not what is called"
+for each in do_sys_poll:pipe_poll 'vfs_read:[a-z_]*pipe_read'; do
+    call="\"caller\":\"${each%:*}\",[^{}]*\"callee\":\"${each#*:}\",\"goes\":\"copy\",\"count\":[1-9]"
+    tr -d ' \n' </found.json | grep -q "$call" || failed "${each#*:} is not in the group: $(cat /found.json)"
+done
+[ ! -e $INSTANCES/restitch_$owner ] || failed "the tracer's instance is still there"
+[ "$(hits do_sys_poll polls 100)" = 100 ] || failed "the copy that was found by counting is not what is called"
+[ "$(hits pipe_poll poll 1)" -gt 100 ] || failed "the copy of what a pointer leads to is not what is called"
 ends 0 /program kernel revert $GROUP
 over 7
 grep -q 'taken out of force by somebody else' /said.begun || failed "it does not say why it has ended"
 is_out
-held "a group is found by counting; what somebody else takes out ends it"
+held "a group is found by counting, with what pointers lead to; what somebody else takes out ends it"
 rmmod restitch_kernel || failed "the control module is not given back"
 echo "all held"

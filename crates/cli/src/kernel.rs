@@ -159,6 +159,10 @@ pub struct WalkOptions {
     #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = percent,
           conflicts_with_all = ["order", "counts", "write"])]
     pub bottleneck: f64,
+    /// Leave out what is called through pointers and static calls. Without this, the function tracer lists
+    /// calls for a second first, and such functions belong to the group as others do.
+    #[arg(long, conflicts_with_all = ["order", "counts", "write", "hottest"])]
+    pub direct_only: bool,
     /// Put the copies in force however small the hot code is.
     #[arg(long, conflicts_with_all = ["order", "counts", "write", "bottleneck"])]
     pub anyway: bool,
@@ -372,6 +376,7 @@ impl PositionOptions {
             time: Duration::from_secs_f64(walk.count_for),
             pid: walk.pid,
             percent: self.group.hot,
+            is_direct_only: walk.direct_only,
             least_pressure: if walk.anyway { 0.0 } else { walk.bottleneck },
         }
     }

@@ -8,8 +8,9 @@
 
 use crate::convert::{Converted, leads_to};
 use crate::counts::Counts;
+use crate::indirect::IndirectCall;
 use restitch_address::Svma;
-use restitch_kernel::{Code, EdgeCount, edge_counts, live_edges};
+use restitch_kernel::{Code, EdgeCount, FunctionId, edge_counts, live_edges};
 use restitch_layout::{Arc, Node, Way, block_chains, call_chain_order};
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -22,6 +23,8 @@ const CLUSTER: u64 = 16 * restitch_address::PAGE;
 pub(crate) struct Heating<'c> {
     pub(crate) counts: &'c Counts,
     pub(crate) threshold: u64,
+    /// Calls that no branch names.
+    pub(crate) indirect: &'c [IndirectCall],
 }
 
 /// The blocks of a function in their new order, by number.
@@ -117,6 +120,11 @@ impl Heating<'_> {
                 arcs.extend(to.filter(|to| *to != from && count > 0).map(arc));
             }
         }
+        let place = |id: FunctionId| functions.iter().position(|function| function.id == id);
+        arcs.extend(self.indirect.iter().filter_map(|call| {
+            let (from, to) = (place(call.caller)?, place(call.function()?)?);
+            (from != to).then_some(Arc { from, to, count: call.count, offset: 0 })
+        }));
         call_chain_order(&nodes, &arcs, CLUSTER)
     }
 }

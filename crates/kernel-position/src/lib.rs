@@ -3,7 +3,8 @@
 //! **You** read a kernel (`restitch-kernel`) and a module file of it, make a [`Subject`] of both, and say in
 //! a [`Request`] which functions are to be copied, and in which [`Order`]. A [`Positioner`] gives the module
 //! file that `restitch-kernel-check` has proved ([`Positioned`]), with what is in it and what stays. A
-//! [`Search`] says which functions are to be counted to find those that a root's group is to be of.
+//! [`Search`] says which functions are to be counted to find those that a root's group is to be of, and
+//! [`IndirectCalls`] what of them is called through pointers and static calls.
 //!
 //! The phases: blocks of the analysis become blocks of a group (`convert.rs`); those that control can reach
 //! in it are kept (`reach.rs`); they are put in order (`order.rs`); the file is written and proved
@@ -29,6 +30,7 @@ mod error;
 mod flow;
 mod hot;
 mod hottest;
+mod indirect;
 mod live_flags;
 mod order;
 mod pieces;
@@ -46,7 +48,8 @@ pub use counting::{BlockCount, CountedPlace, Counting, FunctionCounts, WayCount,
 pub use counts::Counts;
 pub use error::{CountsError, Obstacle, PositionError, Refused, Why};
 pub use hottest::{Hottest, HowMany, hot_above};
-pub use position::{Copied, Moved, Positioned, Positioner};
+pub use indirect::{IndirectCall, IndirectCallee, IndirectCalls, Through};
+pub use position::{Copied, Moved, NamedCall, Positioned, Positioner};
 pub use request::{Hot, Order, Request};
 pub use search::Search;
 pub use subject::{ModuleFile, Subject};

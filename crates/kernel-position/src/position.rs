@@ -6,6 +6,7 @@ use crate::counters::count;
 use crate::counting::Counting;
 use crate::error::{PositionError, Refused, Why};
 use crate::hot::Heating;
+use crate::indirect::{IndirectCall, IndirectCallee, Through};
 use crate::order::{Chunks, Ordering};
 use crate::reach::keep_reached;
 use crate::request::{Hot, Order, Request};
@@ -44,6 +45,29 @@ pub struct Positioned {
     pub cold_code: Vec<Moved>,
     /// Whether it is hot by counts; else it is all that the compiler has not parted off.
     pub is_counted: bool,
+    /// Calls through pointers and static calls, as the request has them.
+    pub indirect: Vec<NamedCall>,
+}
+
+/// Calls through a pointer or a static call, with names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedCall {
+    /// Who calls.
+    pub caller: String,
+    /// Where.
+    pub site: Svma,
+    /// Bytes from the start of the caller to there; none where that stands apart from it.
+    pub offset: Option<u64>,
+    /// How it says what is called.
+    pub through: Through,
+    /// What is called.
+    pub callee: IndirectCallee,
+    /// Its name, if it is one of the kernel's own text.
+    pub name: Option<String>,
+    /// How often.
+    pub count: u64,
+    /// Whether the call is led to a copy.
+    pub is_led: bool,
 }
 
 /// A block that was moved.
@@ -64,8 +88,11 @@ pub struct Copied {
     pub name: String,
     /// Where the original is.
     pub address: Svma,
-    /// Whether its calls are led to the copy; else only the group's own calls go there.
+    /// Whether it is a root.
     pub is_root: bool,
+    /// Whether all its calls are led to the copy, as those of roots are; else only the group's own direct
+    /// calls go there.
+    pub is_led: bool,
     /// Its hot blocks.
     pub hot_blocks: usize,
     /// Bytes of those, in the copy.
@@ -136,8 +163,8 @@ impl<'s> Positioner<'s> {
         mut functions: Vec<Converted>,
         odd: &BTreeSet<FunctionId>,
     ) -> Result<Positioned, PositionError> {
-        let roots: BTreeSet<Svma> = request.roots.iter().map(|id| self.start(*id)).collect();
-        keep_reached(&mut functions, &roots);
+        let led = self.led(request, &functions);
+        keep_reached(&mut functions, &led);
         let (functions, idle): (Vec<_>, Vec<_>) =
             functions.into_iter().partition(|function| !function.blocks.is_empty());
         let stays = idle.iter().map(|function| self.refused(function.id, Why::NotReached)).collect();
@@ -149,13 +176,16 @@ impl<'s> Positioner<'s> {
             })?),
             false => None,
         };
-        let Laid { mut group, chains } = self.group(request, ordering, functions, &roots);
+        let Laid { mut group, chains } = self.group(request, ordering, functions, &led);
         group.counters = counted.as_ref().map(|counted| counted.counters);
         let written = write_module(&group, &self.subject.modules)?;
-        let module = self.checker.check(written.file, &roots)?;
+        let module = self.checker.check(written.file, &led)?;
+        let mut copied = copied(&group, &written.places, &chains);
+        copied.iter_mut().for_each(|copied| copied.is_root = self.is_root(request, copied.address));
         Ok(Positioned {
             module,
-            functions: copied(&group, &written.places, &chains),
+            functions: copied,
+            indirect: request.indirect.iter().map(|call| self.named_call(call, &led)).collect(),
             stays,
             hot_bytes: written.hot_len,
             cold_bytes: written.cold_len,
@@ -168,8 +198,40 @@ impl<'s> Positioner<'s> {
 
     /// Whether what is refused can be left out.
     fn are_callees(&self, request: &Request, refused: &[Refused]) -> bool {
-        let is_root = |own: &Refused| request.roots.iter().any(|root| self.start(*root) == own.address);
-        !refused.is_empty() && !refused.iter().any(is_root)
+        !refused.is_empty() && !refused.iter().any(|own| self.is_root(request, own.address))
+    }
+
+    fn is_root(&self, request: &Request, start: Svma) -> bool {
+        request.roots.iter().any(|root| self.start(*root) == start)
+    }
+
+    /// Where those of the functions start that calls are led to: roots, and what is called through pointers
+    /// and static calls, as far as calls of it can be led.
+    fn led(&self, request: &Request, functions: &[Converted]) -> BTreeSet<Svma> {
+        let indirect: BTreeSet<FunctionId> =
+            request.indirect.iter().filter_map(IndirectCall::function).collect();
+        let is_led = |function: &&Converted| {
+            request.roots.contains(&function.id)
+                || indirect.contains(&function.id)
+                    && (!request.needs_trace_sites || self.is_traceable(function))
+        };
+        functions.iter().filter(is_led).map(|function| self.start(function.id)).collect()
+    }
+
+    fn named_call(&self, call: &IndirectCall, led: &BTreeSet<Svma>) -> NamedCall {
+        let functions = &self.subject.kernel.functions;
+        let (caller, callee) = (functions.get(call.caller), call.function().map(|id| functions.get(id)));
+        let is_in_front = caller.parts[0].contains(call.site);
+        NamedCall {
+            caller: self.name(caller),
+            site: call.site,
+            offset: is_in_front.then(|| call.site.get() - caller.start().get()),
+            through: call.through,
+            callee: call.callee,
+            name: callee.map(|callee| self.name(callee)),
+            count: call.count,
+            is_led: callee.is_some_and(|callee| led.contains(&callee.start())),
+        }
     }
 
     /// Functions in which flags are not dead where the calling convention says so.
@@ -246,7 +308,7 @@ impl<'s> Positioner<'s> {
             Hot::PercentOfCalls(percent) => least.saturating_mul(*percent) / 100,
             Hot::Above(executions) => *executions,
         };
-        Ok(Ordering::Counted(Heating { counts, threshold }))
+        Ok(Ordering::Counted(Heating { counts, threshold, indirect: &request.indirect }))
     }
 
     /// The callees that are copied, of those that were asked for.
@@ -273,20 +335,20 @@ impl<'s> Positioner<'s> {
         copied
     }
 
-    /// The group of functions, of which those at `roots` are led to.
+    /// The group of functions, of which those at `led` are led to.
     fn group(
         &self,
         request: &Request,
         ordering: &Ordering<'_>,
         mut functions: Vec<Converted>,
-        roots: &BTreeSet<Svma>,
+        led: &BTreeSet<Svma>,
     ) -> Laid {
         own_warnings(&mut functions);
         let entries: Vec<Svma> = functions.iter().map(|function| self.start(function.id)).collect();
         let named = functions.iter().map(|function| {
             let own = self.subject.kernel.functions.get(function.id);
             let (name, address) = (self.name(own), own.start());
-            Function { name, address, is_redirected: roots.contains(&address) }
+            Function { name, address, is_redirected: led.contains(&address) }
         });
         let Chunks { chunks, chains } = ordering.chunks(&functions, &entries);
         let group = Group {
@@ -343,13 +405,14 @@ fn own_warnings(functions: &mut [Converted]) {
     }
 }
 
-/// What is in a group, by function.
+/// What is in a group, by function; roots are not told yet.
 fn copied(group: &Group, places: &[PlacedCode], chains: &[usize]) -> Vec<Copied> {
     let of_function = group.functions.iter().zip(chains);
     let empty = of_function.map(|(function, chains)| Copied {
         name: function.name.clone(),
         address: function.address,
-        is_root: function.is_redirected,
+        is_root: false,
+        is_led: function.is_redirected,
         hot_blocks: 0,
         hot_bytes: 0,
         cold_blocks: 0,

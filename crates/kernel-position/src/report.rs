@@ -1,8 +1,10 @@
 //! A group as a report: what Figures 2 and 3 of Tamches and Miller show.
 
-use crate::position::{Copied, Moved, Positioned};
+use crate::indirect::{IndirectCallee, Through};
+use crate::position::{Copied, Moved, NamedCall, Positioned};
 use restitch_report::{
-    BeforeAndAfter, CacheShape, GROUP_SCHEMA_VERSION, GroupFunction, GroupReport, GroupStays, Occupancy,
+    BeforeAndAfter, CacheShape, GROUP_SCHEMA_VERSION, GroupCall, GroupCallGoes, GroupFunction, GroupReport,
+    GroupStays, Occupancy,
 };
 
 impl Positioned {
@@ -15,6 +17,7 @@ impl Positioned {
             name: self.module.report().group.clone(),
             led_by: None,
             functions: self.functions.iter().map(function).collect(),
+            indirect_calls: self.indirect.iter().map(call).collect(),
             stays: self.stays.iter().map(stays).collect(),
             cache: self.is_counted.then(|| self.cache(hot_code)),
             notes: Vec::new(),
@@ -37,9 +40,27 @@ fn function(copied: &Copied) -> GroupFunction {
         name: copied.name.clone(),
         address: format!("{:#x}", copied.address.get()),
         is_root: copied.is_root,
+        is_led: copied.is_led,
         hot_bytes: copied.hot_bytes,
         chains: copied.chains as u64,
         cold_bytes: copied.cold_bytes,
+    }
+}
+
+fn call(call: &NamedCall) -> GroupCall {
+    GroupCall {
+        caller: call.caller.clone(),
+        site: format!("{:#x}", call.site.get()),
+        offset: call.offset,
+        is_static_call: call.through == Through::StaticCall,
+        callee: call.name.clone(),
+        goes: match call.callee {
+            IndirectCallee::Function(_) if call.is_led => GroupCallGoes::Copy,
+            IndirectCallee::Function(_) => GroupCallGoes::Original,
+            IndirectCallee::InModule => GroupCallGoes::Module,
+            IndirectCallee::Unseen => GroupCallGoes::Unseen,
+        },
+        count: call.count,
     }
 }
 

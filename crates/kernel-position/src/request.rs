@@ -1,6 +1,7 @@
 //! What is wanted.
 
 use crate::counts::Counts;
+use crate::indirect::IndirectCall;
 use restitch_kernel::FunctionId;
 
 /// Which functions, and in which order.
@@ -12,6 +13,9 @@ pub struct Request {
     pub roots: Vec<FunctionId>,
     /// Functions that are copied for those of the group that call them. Those that cannot be, stay.
     pub callees: Vec<FunctionId>,
+    /// Calls of the group through pointers and static calls. They are led to the copies of callees, where the
+    /// function tracer has a place for that.
+    pub indirect: Vec<IndirectCall>,
     /// The order of their blocks.
     pub order: Order,
     /// Whether roots need a place of the function tracer. Without one they are proved, but no calls can be

@@ -11,13 +11,13 @@ impl Positioned {
     pub fn to_text(&self) -> String {
         let report = self.module.report();
         let sum = |of: fn(&Copied) -> usize| self.functions.iter().map(of).sum::<usize>() as u64;
-        let roots = self.functions.iter().filter(|function| function.is_root);
-        let roots: Vec<&str> = roots.map(|function| function.name.as_str()).collect();
+        let led = self.functions.iter().filter(|function| function.is_led);
+        let led: Vec<&str> = led.map(|function| function.name.as_str()).collect();
         let mut text = String::new();
         let mut line = |head: &str, what: String| text += &paragraph(&format!("{head:<16}"), &what);
         line("group", format!("{}, {} of module", report.group, bytes(self.module.file().len() as u64)));
         line("functions", count(self.functions.len() as u64));
-        line("led to copies", roots.join(", "));
+        line("led to copies", led.join(", "));
         let (hot, cold, chains) = (sum(|f| f.hot_blocks), sum(|f| f.cold_blocks), sum(|f| f.chains));
         let chains = counted(chains, "chain");
         line("blocks", format!("{} hot in {chains}, {} cold", count(hot), count(cold)));

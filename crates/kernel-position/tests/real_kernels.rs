@@ -67,7 +67,8 @@ fn views() -> Option<Vec<View>> {
 
 fn request(roots: &[FunctionId], callees: &[FunctionId], order: Order) -> Request {
     let (roots, callees) = (roots.to_vec(), callees.to_vec());
-    Request { name: "group".into(), roots, callees, order, needs_trace_sites: false, counts: false }
+    let name = "group".into();
+    Request { name, roots, callees, indirect: Vec::new(), order, needs_trace_sites: false, counts: false }
 }
 
 /// The kind of what stands in the way, without names and places.

@@ -7,9 +7,10 @@ use restitch_kernel::{Called, FunctionId, Kernel, Lists, Symbols, image};
 use restitch_kernel_check::ModuleForm;
 use restitch_kernel_group::ModuleFacts;
 use restitch_kernel_position::{
-    Counts, Hot, Hottest, HowMany, Order, PositionError, Positioned, Positioner, Request, Search, Subject,
-    Why, counts_text, hot_above,
+    Counts, Hot, Hottest, HowMany, IndirectCall, IndirectCallee, IndirectCalls, Order, PositionError,
+    Positioned, Positioner, Request, Search, Subject, Through, Why, counts_text, hot_above,
 };
+use restitch_report::GroupCallGoes;
 use restitch_testkit::small_kernel::SmallKernel;
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -74,6 +75,7 @@ impl<'k> Made<'k> {
             name: "group".into(),
             roots,
             callees,
+            indirect: Vec::new(),
             order: Order::Kept,
             needs_trace_sites: false,
             counts: false,
@@ -315,6 +317,131 @@ fn callees_are_counted_after_those_that_have_called_them() {
     search.counted(&executed(&["fail"]));
     assert_eq!(search.level(), [], "what is known is not counted again");
     assert_eq!(search.finish(), (vec![work, fail], executed(&["work", "work.cold", "fail"])));
+}
+
+/// Calls of these functions that are hot, as caller, offset of the site, callee and count.
+fn indirect(kernel: &Kernel, names: &[&str], seen: &str, counts: &Counts, threshold: u64) -> Vec<String> {
+    let ids = names.iter().map(|name| kernel.find(name).expect("there"));
+    let name = |id: FunctionId| kernel.functions.get(id).name.as_str();
+    let said = |call: &IndirectCall| {
+        let to = match call.callee {
+            IndirectCallee::Function(id) => name(id),
+            IndirectCallee::InModule => "module",
+            IndirectCallee::Unseen => "unseen",
+        };
+        let offset = call.site.get() - kernel.functions.get(call.caller).start().get();
+        format!("{}+{offset} {:?} {to} {}", name(call.caller), call.through, call.count)
+    };
+    let calls = IndirectCalls::new(kernel, &Called::parse(seen)).of(ids, counts, threshold);
+    calls.iter().map(said).collect()
+}
+
+#[test]
+fn calls_through_pointers_are_parted_as_their_targets_were_seen() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let at = |name: &str| small.function(name);
+    let counts: Counts = [("calls_by_register", 1000), ("work", 0)]
+        .map(|(name, count)| (Svma::new(at(name)), count))
+        .into_iter()
+        .collect();
+    let names = ["work", "calls_by_register"];
+    // lfence; call *%rax, as one site; here
+    let behind = at("calls_by_register") + 5;
+    let seen = |calls: &[(u64, usize)]| -> String {
+        calls.iter().map(|(to, times)| format!("{to:x} {behind:x}\n").repeat(*times)).collect()
+    };
+    let some = seen(&[(at("warns"), 30), (at("work"), 9), (1, 1)]);
+    let found = indirect(&kernel, &names, &some, &counts, 0);
+    assert_eq!(found.len(), 3, "{found:?}");
+    let holds = |words: &str| found.iter().any(|found| found == words);
+    assert!(holds("calls_by_register+0 Pointer warns 750"), "{found:?}");
+    assert!(holds("calls_by_register+0 Pointer __work_alias 225"), "{found:?}");
+    assert!(holds("calls_by_register+0 Pointer module 25"), "{found:?}");
+    // Those that are called more often than that; what returns elsewhere is another's.
+    let often = indirect(&kernel, &names, &some, &counts, 225);
+    assert_eq!(often, ["calls_by_register+0 Pointer warns 750"]);
+    let elsewhere = format!("{:x} {:x}\n", at("warns"), behind + 1);
+    let unseen = indirect(&kernel, &names, &elsewhere, &counts, 50);
+    assert_eq!(unseen, ["calls_by_register+0 Pointer unseen 1000"]);
+    assert!(indirect(&kernel, &names, &some, &Counts::default(), 0).is_empty(), "nothing was executed");
+    // Where no thunks are used, the call has filler behind it: call *%rax; nopl (%rax); ret.
+    let small = with_code(&[0xff, 0xd0, 0x0f, 0x1f, 0x00, 0xc3]);
+    let reads = small.function("reads_user");
+    let kernel = self::kernel(&small);
+    let counts: Counts = [(Svma::new(reads), 10)].into_iter().collect();
+    let seen = format!("{:x} {:x}\n", small.function("warns"), reads + 2);
+    assert_eq!(indirect(&kernel, &["reads_user"], &seen, &counts, 0), ["reads_user+0 Pointer warns 10"]);
+}
+
+#[test]
+fn static_calls_are_of_what_stands_in_the_code() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    // The block behind the static key's branch holds the static call.
+    let blocks = counts(&small, &[(0, 10), (14, 8)]);
+    assert_eq!(indirect(&kernel, &["work"], "", &blocks, 7), ["__work_alias+14 StaticCall warns 8"]);
+    assert!(indirect(&kernel, &["work"], "", &blocks, 8).is_empty());
+}
+
+#[test]
+fn what_a_jump_through_a_pointer_leads_to_was_called_where_its_function_was() {
+    // jmp *%rax by way of the thunk; and `work` calls it from its part that stands apart, in place of `fail`.
+    let mut small = with_code(&[0x90; 16]);
+    let (jumps, cold) = (small.function("reads_user"), small.function("work.cold"));
+    let near = |opcode: u8, at: u64, to: u64| -> Vec<u8> {
+        [&[opcode][..], &(to.wrapping_sub(at + 5) as u32).to_le_bytes()].concat()
+    };
+    let thunk = small.place(15);
+    small.put(jumps, &near(0xe9, jumps, thunk));
+    small.put(cold, &near(0xe8, cold, jumps));
+    let kernel = kernel(&small);
+    let counts: Counts = [(Svma::new(jumps), 100)].into_iter().collect();
+    let warns = small.function("warns");
+    let seen = format!("{jumps:x} {:x}\n{warns:x} {:x}\n", cold + 5, cold + 5);
+    assert_eq!(indirect(&kernel, &["reads_user"], &seen, &counts, 5), ["reads_user+0 Pointer warns 100"]);
+    // The tracer has no place in it: then nobody knows where it was called.
+    let seen = format!("{warns:x} {:x}\n", cold + 5);
+    assert_eq!(indirect(&kernel, &["reads_user"], &seen, &counts, 5), ["reads_user+0 Pointer unseen 100"]);
+}
+
+#[test]
+fn calls_through_pointers_are_led_to_copies_of_callees() {
+    let small = SmallKernel::new();
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    let mut request = made.request(&["calls_by_register"], &["warns", "reads_user"]);
+    let (caller, site) = (request.roots[0], Svma::new(small.function("calls_by_register")));
+    let call = |name: &str, count: u64| IndirectCall {
+        caller,
+        site,
+        through: Through::Pointer,
+        callee: IndirectCallee::Function(made.ids(&[name])[0]),
+        count,
+    };
+    let led = |request: &Request| -> Vec<(String, bool, bool)> {
+        let positioned = made.position(request).unwrap_or_else(|error| panic!("{error}"));
+        let functions = positioned.functions.iter();
+        functions.map(|copied| (copied.name.clone(), copied.is_root, copied.is_led)).collect()
+    };
+    let root = ("calls_by_register".to_owned(), true, true);
+    assert_eq!(led(&request), [root.clone()], "no call leads to the others");
+    request.indirect = vec![call("warns", 7), call("reads_user", 5), call("fail", 3)];
+    let both = [("reads_user".to_owned(), false, true), ("warns".to_owned(), false, true)];
+    assert_eq!(led(&request), [&[root.clone()][..], &both].concat());
+    let positioned = made.position(&request).expect("proved");
+    assert_eq!(positioned.module.report().redirected, 3);
+    let calls = &positioned.report(0).indirect_calls;
+    let goes: Vec<_> = calls.iter().map(|call| (call.callee.as_deref(), call.goes, call.offset)).collect();
+    let (copy, original) = (GroupCallGoes::Copy, GroupCallGoes::Original);
+    let expected = [(Some("warns"), copy), (Some("reads_user"), copy), (Some("fail"), original)];
+    assert_eq!(goes, expected.map(|(name, goes)| (name, goes, Some(0))));
+    // Where calls are really led, it takes a place of the tracer.
+    request.needs_trace_sites = true;
+    request.roots = made.ids(&["work"]);
+    let functions = led(&request);
+    assert!(functions.contains(&("warns".to_owned(), false, true)), "{functions:?}");
+    assert!(!functions.iter().any(|(name, ..)| name == "reads_user"), "{functions:?}");
 }
 
 /// Walks through functions at random: what the counters would say gives the counts of all blocks and ways.

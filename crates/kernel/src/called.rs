@@ -2,7 +2,7 @@
 
 use crate::functions::{FunctionId, Functions};
 use restitch_address::Svma;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Calls that the function tracer has seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,6 +22,15 @@ pub struct SeenCall {
     pub count: u64,
 }
 
+/// What was called from one place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SeenTargets {
+    /// Functions of the kernel's own text, and how often each was.
+    pub functions: BTreeMap<FunctionId, u64>,
+    /// How often functions of modules were.
+    pub in_modules: u64,
+}
+
 impl Called {
     /// Reads the tracer's raw form (`trace_options`: `raw`, `nocontext-info`): lines of two addresses in
     /// hexadecimal. Other lines, as of what was lost, say nothing.
@@ -31,6 +40,26 @@ impl Called {
             *called.calls.entry(pair).or_insert(0) += 1;
         }
         called
+    }
+
+    /// Takes in what was seen at another time.
+    pub fn extend(&mut self, other: Self) {
+        for (call, count) in other.calls {
+            *self.calls.entry(call).or_insert(0) += count;
+        }
+    }
+
+    /// What was called, by where it returns to.
+    pub fn by_return(&self, functions: &Functions) -> HashMap<Svma, SeenTargets> {
+        let mut seen: HashMap<Svma, SeenTargets> = HashMap::new();
+        for ([place, returns_to], count) in &self.calls {
+            let targets = seen.entry(*returns_to).or_default();
+            match functions.at(*place) {
+                Some(function) => *targets.functions.entry(function).or_insert(0) += count,
+                None => targets.in_modules += count,
+            }
+        }
+        seen
     }
 
     /// The calls of functions of the kernel's own text.
@@ -66,8 +95,15 @@ mod tests {
         let functions = Functions::find(&symbols, &places, |_, _| false);
         let text = "# tracer: function\n#\n1004 1018\n1010 5000\nCPU:0 [LOST 7 EVENTS]\n1004 1018\n\
                     9000 1018\n1004 1017\n1004 1018 1\n";
-        let seen = Called::parse(text).of(&functions);
+        let called = Called::parse(text);
+        let seen = called.of(&functions);
         let seen: Vec<_> = seen.iter().map(|s| (s.callee.0, s.returns_to.get(), s.count)).collect();
         assert_eq!(seen, [(0, 0x1017, 1), (0, 0x1018, 2), (1, 0x5000, 1)]);
+        let mut twice = called.clone();
+        twice.extend(called);
+        twice.extend(Called::parse("1010 1018\n"));
+        let first = |function: u32, count: u64| (FunctionId(function), count);
+        let there = SeenTargets { functions: [first(0, 4), first(1, 1)].into(), in_modules: 2 };
+        assert_eq!(twice.by_return(&functions).get(&Svma::new(0x1018)), Some(&there));
     }
 }

@@ -46,7 +46,7 @@ mod symbols;
 mod tables;
 mod time_report;
 
-pub use called::{Called, SeenCall};
+pub use called::{Called, SeenCall, SeenTargets};
 pub use code::{Block, Code, Edge, EdgeKind, End, Site, SiteKind, Trouble};
 pub use counter_values::counter_values;
 pub use doctor::{KERNEL_SCHEMA_VERSION, KernelCheck, KernelDoctor, kernel_doctor, release};

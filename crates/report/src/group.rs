@@ -16,6 +16,8 @@ pub const GROUP_SCHEMA_VERSION: u32 = 1;
 pub(crate) const ROW: usize = 16;
 /// Columns that a function's name gets in the text.
 const NAME: usize = 38;
+/// Columns that a call gets in the text.
+const CALL: usize = 65;
 
 /// A group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,6 +32,8 @@ pub struct GroupReport {
     pub led_by: Option<String>,
     /// Functions in it, in the order of their hot code.
     pub functions: Vec<GroupFunction>,
+    /// Calls through pointers and static calls in the functions, those that are hot.
+    pub indirect_calls: Vec<GroupCall>,
     /// Functions that were asked for, or are called, and stay.
     pub stays: Vec<GroupStays>,
     /// How the hot code fills the cache: at its original places and in the group. None without counts.
@@ -45,14 +49,70 @@ pub struct GroupFunction {
     pub name: String,
     /// Where the original is, in hexadecimal.
     pub address: String,
-    /// Whether calls from everywhere are led to the copy; else only the group's own calls are.
+    /// Whether it was asked for, or is the hottest code's.
     pub is_root: bool,
+    /// Whether calls from everywhere are led to the copy; else only the group's own direct calls are.
+    pub is_led: bool,
     /// Bytes of its hot blocks.
     pub hot_bytes: u64,
     /// Into how many chains they fell.
     pub chains: u64,
     /// Bytes of its cold blocks.
     pub cold_bytes: u64,
+}
+
+/// Calls through a pointer or a static call, at one place and of one function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupCall {
+    /// Who calls.
+    pub caller: String,
+    /// Where the instruction is in the original, in hexadecimal.
+    pub site: String,
+    /// Bytes from the start of the caller to there; none where that stands apart from it.
+    pub offset: Option<u64>,
+    /// Whether it is a static call; else one through a pointer.
+    pub is_static_call: bool,
+    /// What is called, if it is one of the kernel's own functions.
+    pub callee: Option<String>,
+    /// Where the call goes.
+    pub goes: GroupCallGoes,
+    /// How often: the executions of the site, parted as the function tracer has seen its targets.
+    pub count: u64,
+}
+
+/// Where calls through pointers and static calls go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupCallGoes {
+    /// To a copy in the group.
+    Copy,
+    /// To a function that is not in the group.
+    Original,
+    /// To functions of modules.
+    Module,
+    /// That was not seen.
+    Unseen,
+}
+
+impl GroupCall {
+    /// The place in words: `vfs_read+0x1f`.
+    pub(crate) fn place(&self) -> String {
+        match self.offset {
+            Some(offset) => format!("{}+{offset:#x}", self.caller),
+            None => format!("{} at {}", self.caller, self.site),
+        }
+    }
+
+    /// What is called, in words.
+    pub(crate) fn target(&self) -> String {
+        let name = self.callee.as_deref().unwrap_or_default();
+        match self.goes {
+            GroupCallGoes::Copy => name.into(),
+            GroupCallGoes::Original => format!("{name} (stays)"),
+            GroupCallGoes::Module => "(a module's function)".into(),
+            GroupCallGoes::Unseen => "(not seen)".into(),
+        }
+    }
 }
 
 /// A function that is not in the group.
@@ -112,6 +172,7 @@ impl GroupReport {
             out.push_str(&paragraph("note        ", note));
         }
         self.functions_in_text(&mut out, self.functions.len());
+        self.calls_in_text(&mut out, self.indirect_calls.len());
         for stays in &self.stays {
             out.push_str(&paragraph("stays       ", &format!("{}: {}", stays.name, stays.why)));
         }
@@ -121,10 +182,12 @@ impl GroupReport {
         out
     }
 
-    /// The functions and the cache alone, for a terminal: the `most` functions with the most hot code.
+    /// The functions, their calls through pointers and the cache alone, for a terminal: the `most` functions
+    /// with the most hot code, and so many calls that are made most often.
     pub fn picture(&self, most: usize) -> String {
         let mut out = String::new();
         self.functions_in_text(&mut out, most);
+        self.calls_in_text(&mut out, most);
         if let Some(cache) = &self.cache {
             cache.write_text(&mut out);
         }
@@ -139,7 +202,7 @@ impl GroupReport {
             functions.sort_by_key(|function| Reverse((function.is_root, function.hot_bytes)));
         }
         for function in functions.iter().take(most) {
-            let mark = if function.is_root { " (root)" } else { "" };
+            let mark = function.mark();
             let name = visible_line(&function.name);
             let name: String = name.chars().take(NAME - mark.len()).chain(mark.chars()).collect();
             let numbers = [function.hot_bytes, function.chains, function.cold_bytes].map(count);
@@ -150,6 +213,36 @@ impl GroupReport {
             let _ = writeln!(out, "and {} more", count((functions.len() - most) as u64));
         }
         out.push('\n');
+    }
+
+    /// The `most` calls through pointers and static calls that are made most often.
+    fn calls_in_text(&self, out: &mut String, most: usize) {
+        if self.indirect_calls.is_empty() {
+            return;
+        }
+        let _ = writeln!(out, "{:CALL$} {:>14}", "call through a pointer or a static call", "calls");
+        let mut calls: Vec<&GroupCall> = self.indirect_calls.iter().collect();
+        calls.sort_by_key(|call| Reverse(call.count));
+        for call in calls.iter().take(most) {
+            let words = format!("{} -> {}", call.place(), call.target());
+            let words: String = visible_line(&words).chars().take(CALL).collect();
+            let _ = writeln!(out, "{words:CALL$} {:>14}", count(call.count));
+        }
+        if calls.len() > most {
+            let _ = writeln!(out, "and {} more", count((calls.len() - most) as u64));
+        }
+        out.push('\n');
+    }
+}
+
+impl GroupFunction {
+    /// What stands behind its name.
+    pub(crate) fn mark(&self) -> &'static str {
+        match (self.is_root, self.is_led) {
+            (true, _) => " (root)",
+            (false, true) => " (pointer)",
+            (false, false) => "",
+        }
     }
 }
 

@@ -28,6 +28,7 @@ impl GroupReport {
                 cache.write_html(page);
             }
             self.functions_table(page);
+            self.calls_table(page);
             self.stays_table(page);
         })
     }
@@ -39,12 +40,27 @@ impl GroupReport {
         );
         for function in &self.functions {
             page.wrapped("<tr><td><code>", &function.name, "</code>");
-            page.raw(if function.is_root { " (root)</td>" } else { "</td>" });
+            page.wrapped("", function.mark(), "</td>");
             page.wrapped("<td><code>", &function.address, "</code></td>");
             for number in [function.hot_bytes, function.chains, function.cold_bytes] {
                 page.wrapped("<td class=\"n\">", count(number), "</td>");
             }
             page.raw("</tr>\n");
+        }
+        page.raw("</table>\n");
+    }
+
+    fn calls_table(&self, page: &mut Page) {
+        if self.indirect_calls.is_empty() {
+            return;
+        }
+        page.raw("<h2>Calls through pointers and static calls</h2>\n<table>\n<tr><th>Place</th>");
+        page.raw("<th>By</th><th>Called</th><th class=\"n\">Calls</th></tr>\n");
+        for call in &self.indirect_calls {
+            page.wrapped("<tr><td><code>", call.place(), "</code></td>");
+            page.raw(if call.is_static_call { "<td>static call</td>" } else { "<td>pointer</td>" });
+            page.wrapped("<td><code>", call.target(), "</code></td>");
+            page.wrapped("<td class=\"n\">", count(call.count), "</td></tr>\n");
         }
         page.raw("</table>\n");
     }

@@ -25,7 +25,9 @@ mod visible;
 pub use branches::{BranchRecords, End, Samples};
 pub use comparison::{COMPARISON_SCHEMA_VERSION, ComparedProfile, Comparison, TakenDifference};
 pub use continuous::{Continuous, Round};
-pub use group::{BeforeAndAfter, GROUP_SCHEMA_VERSION, GroupFunction, GroupReport, GroupStays};
+pub use group::{
+    BeforeAndAfter, GROUP_SCHEMA_VERSION, GroupCall, GroupCallGoes, GroupFunction, GroupReport, GroupStays,
+};
 pub use kernel_counts::{COUNTS_SCHEMA_VERSION, CountedBlock, CountedEdge, CountedFunction, CountsReport};
 pub use model::*;
 pub use occupancy::{CacheShape, Occupancy};

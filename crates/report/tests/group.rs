@@ -4,7 +4,19 @@ use restitch_report::*;
 
 fn function(name: &str, is_root: bool, [hot_bytes, chains, cold_bytes]: [u64; 3]) -> GroupFunction {
     let address = "0xffffffff81000000".into();
-    GroupFunction { name: name.into(), address, is_root, hot_bytes, chains, cold_bytes }
+    GroupFunction { name: name.into(), address, is_root, is_led: is_root, hot_bytes, chains, cold_bytes }
+}
+
+fn call(offset: Option<u64>, callee: Option<&str>, goes: GroupCallGoes, count: u64) -> GroupCall {
+    GroupCall {
+        caller: "do_sys_poll".into(),
+        site: "0xffffffff8100001f".into(),
+        offset,
+        is_static_call: false,
+        callee: callee.map(Into::into),
+        goes,
+        count,
+    }
 }
 
 fn group() -> GroupReport {
@@ -20,6 +32,10 @@ fn group() -> GroupReport {
         functions: vec![
             function("tcp_rcv_established", true, [1980, 10, 11_152]),
             function(&format!("long_{}", "name".repeat(12)), false, [44, 1, 0]),
+        ],
+        indirect_calls: vec![
+            call(Some(0x1f), Some("sock_<poll>"), GroupCallGoes::Copy, 1200),
+            call(None, None, GroupCallGoes::Unseen, 7_000_000),
         ],
         stays: vec![GroupStays {
             name: "mutex_unlock\u{1b}[31m".into(),
@@ -37,6 +53,10 @@ fn a_group_has_all_forms() {
     assert_eq!(GroupReport::from_json(&group.to_json().unwrap()).unwrap(), group);
     assert_eq!(group.bytes(), (2024, 11_152));
     let html = group.to_html();
+    assert!(
+        html.contains("<code>do_sys_poll+0x1f</code></td><td>pointer</td><td><code>sock_&lt;poll&gt;"),
+        "{html}"
+    );
     for part in ["tcp &lt;in&gt;", "<td class=\"n\">11,152</td>", "<span class=\"over\">3</span>", "(root)"] {
         assert!(html.contains(part), "{part} is missing in:\n{html}");
     }
@@ -57,6 +77,10 @@ after       2 lines, 5.0 % of the cache; 0 sets overfull
   0   0   0   0
 ";
     assert!(text.ends_with(expected), "{text}");
+    let first = "do_sys_poll at 0xffffffff8100001f -> (not seen)                        7,000,000\n";
+    let second = "do_sys_poll+0x1f -> sock_<poll>                                            1,200\n\n";
+    let calls: String = [first, second].concat();
+    assert!(text.contains(&calls), "the most frequent first: {text}");
     assert!(text.contains("1.98 KiB of hot code, 10.9 KiB (84.6 %) of cold code"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80) && !text.contains('\u{1b}'), "{text}");
 }
@@ -71,6 +95,14 @@ fn the_picture_names_roots_and_what_is_largest() {
     assert!(picture.contains("3*") && !picture.contains("nothing is loaded"), "{picture}");
     assert!(group.picture(3).contains("cold_one"));
     group.functions[0].is_root = false;
+    assert!(group.picture(3).contains("tcp_rcv_established (pointer)"), "calls are led to it all the same");
+    group.indirect_calls[0].goes = GroupCallGoes::Original;
+    let picture = group.picture(1);
+    assert!(
+        picture.contains(" (not seen) ") && !picture.contains("sock_"),
+        "the most frequent one: {picture}"
+    );
+    assert!(group.picture(2).contains(" -> sock_<poll> (stays) "));
     group.functions[2].is_root = true;
     assert!(group.picture(1).contains("cold_one"), "a root is there, however small");
 }

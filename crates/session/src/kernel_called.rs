@@ -53,14 +53,18 @@ impl CallTracing {
         Ok(tracing)
     }
 
-    /// Ends it; what was called.
+    /// What was called since the last time, as far as there is room for it; and goes on.
     ///
     /// # Errors
     /// If the kernel does not give it.
-    pub(crate) fn finish(self) -> Result<Called, KernelError> {
+    pub(crate) fn take(&self) -> Result<Called, KernelError> {
         self.set("tracing_on", "0")?;
         let path = self.folder.join("trace");
-        Ok(Called::parse(&fs::read_to_string(&path).map_err(of(&path))?))
+        let called = Called::parse(&fs::read_to_string(&path).map_err(of(&path))?);
+        // Whoever truncates it, empties the buffers.
+        self.set("trace", "")?;
+        self.set("tracing_on", "1")?;
+        Ok(called)
     }
 
     fn set(&self, name: &str, value: &str) -> Result<(), KernelError> {

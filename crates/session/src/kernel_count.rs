@@ -48,7 +48,7 @@ fn report(
     release: String,
     time: Duration,
 ) -> CountsReport {
-    let roots = positioned.functions.iter().filter(|copied| copied.is_root).map(|copied| copied.address);
+    let roots = positioned.functions.iter().filter(|copied| copied.is_led).map(|copied| copied.address);
     let roots: BTreeSet<_> = roots.collect();
     let hexadecimal = |at: restitch_address::Svma| format!("{:#x}", at.get());
     let function = |counted: &FunctionCounts| CountedFunction {

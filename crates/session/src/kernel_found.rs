@@ -7,6 +7,10 @@
 //! the root leads (2.1.3). Here only roots lead into each group that counts, so the counts of the last one,
 //! which has all functions of the walk, are those.
 //!
+//! What is called through pointers joins as well, where the function tracer has seen it for a second before:
+//! how often such a call was made is counted, and parted as its targets were seen. So do static calls. These
+//! functions are entered from elsewhere, too, and all their calls are led to the copies, and counted.
+//!
 //! Of the hottest functions, which the function tracer has named, there is one such group: it is known
 //! beforehand who belongs to it.
 
@@ -15,9 +19,10 @@ use crate::kernel_called::CallTracing;
 use crate::kernel_group::{Members, ReadKernel};
 use crate::kernel_in_force::{Attempt, Enforcer, GroupInForce};
 use restitch_address::Svma;
-use restitch_kernel::{Called, FunctionId};
+use restitch_kernel::{Called, FunctionId, KernelError};
 use restitch_kernel_position::{
-    Counts, FunctionCounts, Hot, Hottest, HowMany, Order, PositionError, Positioner, Search, hot_above,
+    Counts, FunctionCounts, Hot, Hottest, HowMany, IndirectCall, IndirectCallee, IndirectCalls, Order,
+    PositionError, Positioner, Search, hot_above,
 };
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
@@ -30,6 +35,11 @@ use std::time::{Duration, Instant};
 
 /// What is called is listed for so long at most: the tracer keeps the last calls anyway.
 const TRACED: Duration = Duration::from_secs(1);
+/// The tracer keeps the calls of some hundredths of a second where much is called. What a root calls may be
+/// seldom among them, so they are taken so often.
+const TAKES: u32 = 10;
+/// Taking them may be slower than the calls were: that ends after so long.
+const TAKEN: Duration = Duration::from_secs(5);
 /// Functions that are called so seldom that all of them have the rest of all calls do not count as hot.
 const CALLS_PER_MILLE: u64 = 999;
 /// Between two looks whether the process has ended.
@@ -48,6 +58,8 @@ pub struct FoundGroupWanted {
     pub pid: Option<i32>,
     /// Blocks are hot above so many hundredths of the calls of the root.
     pub percent: u64,
+    /// Whether what is called through pointers and static calls stays where it is.
+    pub is_direct_only: bool,
     /// Below this pressure on the first-level caches there is no bottleneck, and nothing is put in force.
     pub least_pressure: f64,
 }
@@ -81,21 +93,24 @@ pub fn find_group(wanted: &FoundGroupWanted, watcher: &mut dyn Watcher) -> Resul
     };
     // Before calls are traced, which is in vain without a control module.
     let enforcer = Enforcer::begin(names)?;
-    let called = match wanted.roots {
-        Roots::Named(_) => None,
-        Roots::Hottest(_) => Some(called(wanted, watcher)?),
+    let (called, notes) = match wanted.roots {
+        Roots::Named(_) if wanted.is_direct_only => (Called::default(), Vec::new()),
+        Roots::Named(_) => called_if_possible(wanted, watcher)?,
+        Roots::Hottest(_) => (called(wanted, 1, watcher)?, Vec::new()),
     };
     enforcer.while_it_changes(watcher, |read, watcher| {
-        let first = match &called {
-            None => Hottest { roots: read.functions(names)?, callees: Vec::new() },
-            Some(called) => Hottest::of(&read.kernel, called, CALLS_PER_MILLE),
+        let first = match wanted.roots {
+            Roots::Named(_) => Hottest { roots: read.functions(names)?, callees: Vec::new() },
+            Roots::Hottest(_) => Hottest::of(&read.kernel, &called, CALLS_PER_MILLE),
         };
         if first.roots.is_empty() {
             return Err(PositionError::NeverCalled("a function that can be moved".into()).into());
         }
         let subject = read.subject()?;
         let positioner = Positioner::new(&subject)?;
-        let mut walk = Walk { wanted, enforcer: &enforcer, read, positioner: &positioner, notes: Vec::new() };
+        let calls = IndirectCalls::new(&read.kernel, &called);
+        let notes = notes.clone();
+        let mut walk = Walk { wanted, enforcer: &enforcer, read, positioner: &positioner, calls, notes };
         let closure = match walk.count(&first, watcher)? {
             Attempt::Done(closure) => closure,
             Attempt::Changed(changed) => return Ok(Attempt::Changed(changed)),
@@ -104,17 +119,44 @@ pub fn find_group(wanted: &FoundGroupWanted, watcher: &mut dyn Watcher) -> Resul
     })
 }
 
-/// What is called while calls are traced.
-fn called(wanted: &FoundGroupWanted, watcher: &mut dyn Watcher) -> Result<Called, SessionError> {
+/// The same; nothing and a note if calls cannot be traced here.
+fn called_if_possible(
+    wanted: &FoundGroupWanted,
+    watcher: &mut dyn Watcher,
+) -> Result<(Called, Vec<String>), SessionError> {
+    match called(wanted, TAKES, watcher) {
+        Ok(called) => Ok((called, Vec::new())),
+        Err(SessionError::Kernel(error @ KernelError::Tracer { .. })) => {
+            let note = format!("what is called through pointers is not known, and stays: {error}");
+            Ok((Called::default(), vec![note]))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What is called while calls are traced, taken so many times.
+fn called(wanted: &FoundGroupWanted, takes: u32, watcher: &mut dyn Watcher) -> Result<Called, SessionError> {
     let time = wanted.time.min(TRACED);
     watcher.phase("tracing calls", Some(time.as_secs_f64()));
     let tracing = CallTracing::begin(wanted.pid)?;
+    let (begun, mut called) = (Instant::now(), Called::default());
+    for _ in 0..takes {
+        wait(wanted, time / takes);
+        heed()?;
+        called.extend(tracing.take()?);
+        if begun.elapsed() > TAKEN {
+            break;
+        }
+    }
+    Ok(called)
+}
+
+/// Waits for a time, at most until the process ends or this program is asked to end.
+fn wait(wanted: &FoundGroupWanted, time: Duration) {
     let begun = Instant::now();
     while begun.elapsed() < time && AskedToEnd::signal().is_none() && !wanted.pid.is_some_and(has_ended) {
         AskedToEnd::pause(time.saturating_sub(begun.elapsed()).min(LOOK));
     }
-    heed()?;
-    Ok(tracing.finish()?)
 }
 
 /// The roots of a walk, all that it has reached, and how often blocks were executed.
@@ -124,12 +166,21 @@ struct Closure {
     counts: Counts,
 }
 
+/// Functions whose copies are to count, so many calls deep.
+struct Round<'c> {
+    roots: &'c [FunctionId],
+    callees: &'c BTreeSet<FunctionId>,
+    indirect: &'c [IndirectCall],
+    depth: usize,
+}
+
 /// A walk over the callees of roots.
 struct Walk<'w> {
     wanted: &'w FoundGroupWanted,
     enforcer: &'w Enforcer,
     read: &'w ReadKernel<'w>,
     positioner: &'w Positioner<'w>,
+    calls: IndirectCalls<'w>,
     notes: Vec<String>,
 }
 
@@ -143,7 +194,7 @@ impl Walk<'_> {
         let mut roots = first.roots.clone();
         let mut search = Search::new(&self.read.kernel, &roots);
         search.seen(first.callees.iter().copied());
-        let (mut callees, mut rounds) = (BTreeSet::new(), 0);
+        let (mut callees, mut rounds, mut indirect) = (BTreeSet::new(), 0, Vec::new());
         while !search.level().is_empty() && self.wanted.depth.is_none_or(|most| search.depth() <= most) {
             let depth = search.depth();
             // A root that cannot be moved is refused by name; a callee just stays.
@@ -153,7 +204,8 @@ impl Walk<'_> {
                 continue;
             }
             callees.extend(level.into_iter().filter(|id| !roots.contains(id)));
-            let counts = match self.count_round(&roots, &callees, depth, watcher)? {
+            let round = Round { roots: &roots, callees: &callees, indirect: &indirect, depth };
+            let counts = match self.count_round(&round, watcher)? {
                 Attempt::Done(counts) => counts,
                 Attempt::Changed(changed) => return Ok(Attempt::Changed(changed)),
             };
@@ -162,6 +214,9 @@ impl Walk<'_> {
                 self.drop_idle(&mut roots, &counts)?;
             }
             search.counted(&counts);
+            indirect = self.indirect(&roots, callees.iter().copied(), &counts);
+            let led = indirect.iter().filter_map(IndirectCall::function);
+            search.seen(led.filter(|id| self.read.can_be_led(*id)));
             if self.is_over() {
                 self.notes.push(format!("the process ended when calls {depth} deep were counted"));
                 break;
@@ -181,13 +236,12 @@ impl Walk<'_> {
     /// Has copies that count in force for a while; how often blocks were executed.
     fn count_round(
         &mut self,
-        roots: &[FunctionId],
-        callees: &BTreeSet<FunctionId>,
-        depth: usize,
+        round: &Round<'_>,
         watcher: &mut dyn Watcher,
     ) -> Result<Attempt<Counts>, SessionError> {
-        let (roots, callees) = (roots.to_vec(), callees.iter().copied().collect());
-        let members = Members { roots, callees, order: Order::Kept, counts: true };
+        let (roots, callees) = (round.roots.to_vec(), round.callees.iter().copied().collect());
+        let (indirect, depth) = (round.indirect.to_vec(), round.depth);
+        let members = Members { roots, callees, indirect, order: Order::Kept, counts: true };
         watcher.phase("proving", None);
         let group = match self.enforcer.put_in_force(self.read, self.positioner, &members, watcher)? {
             Attempt::Done(group) => group,
@@ -207,6 +261,21 @@ impl Walk<'_> {
         Ok(Attempt::Done(block_counts(&done.counts)))
     }
 
+    /// What functions that were counted have called through pointers and static calls, as often as makes a
+    /// block hot. Of the hottest ones it is known which are entered like that.
+    fn indirect(
+        &self,
+        roots: &[FunctionId],
+        others: impl Iterator<Item = FunctionId>,
+        counts: &Counts,
+    ) -> Vec<IndirectCall> {
+        if self.wanted.is_direct_only || matches!(self.wanted.roots, Roots::Hottest(_)) {
+            return Vec::new();
+        }
+        let functions: BTreeSet<FunctionId> = roots.iter().copied().chain(others).collect();
+        self.calls.of(functions, counts, self.share_of_calls(roots, counts))
+    }
+
     /// Of the counted functions, makes the group.
     fn position(
         mut self,
@@ -224,9 +293,11 @@ impl Walk<'_> {
         if bottleneck.pressure() < self.wanted.least_pressure {
             return Ok(Attempt::Done(FoundGroup { group: None, notes: self.notes }));
         }
+        let indirect = self.indirect(&roots, functions.iter().copied(), &counts);
+        self.note_indirect(&indirect, &counts);
         let callees = functions.into_iter().filter(|id| !roots.contains(id)).collect();
         let order = Order::Counted { counts, hot: Hot::Above(threshold) };
-        let members = Members { roots, callees, order, counts: false };
+        let members = Members { roots, callees, indirect, order, counts: false };
         watcher.phase("proving", None);
         Ok(match self.enforcer.put_in_force(self.read, self.positioner, &members, watcher)? {
             Attempt::Done(group) => Attempt::Done(FoundGroup { group: Some(group), notes: self.notes }),
@@ -248,6 +319,7 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// Those that can be copied.
     fn movable(&self, level: &[FunctionId]) -> Vec<FunctionId> {
         let kernel = &self.read.kernel;
         level.iter().copied().filter(|id| kernel.reasons(*id, &kernel.code(*id)).is_empty()).collect()
@@ -264,8 +336,31 @@ impl Walk<'_> {
         if let Roots::Hottest(_) = self.wanted.roots {
             return hot_above(&self.read.kernel, functions, counts);
         }
+        self.share_of_calls(roots, counts)
+    }
+
+    /// The wanted share of the calls of the root that was called least.
+    fn share_of_calls(&self, roots: &[FunctionId], counts: &Counts) -> u64 {
         let least = roots.iter().map(|id| counts.at(self.read.start(*id))).min().unwrap_or(0);
         least.saturating_mul(self.wanted.percent) / 100
+    }
+
+    /// Says what joined since pointers and static calls lead to it, and where that is not known.
+    fn note_indirect(&mut self, indirect: &[IndirectCall], counts: &Counts) {
+        let led: BTreeSet<FunctionId> = indirect.iter().filter_map(IndirectCall::function).collect();
+        let is_called = |id: &FunctionId| counts.at(self.read.start(*id)) > 0;
+        let led = led.into_iter().filter(|id| is_called(id) && self.read.can_be_led(*id));
+        let led: Vec<FunctionId> = led.collect();
+        if !led.is_empty() {
+            let number = counted(led.len() as u64, "function");
+            let names = self.names_of_some(&led);
+            self.notes.push(format!("called through pointers and static calls: {number}, {names}"));
+        }
+        let unseen = indirect.iter().filter(|call| call.callee == IndirectCallee::Unseen).count();
+        if unseen > 0 {
+            let number = counted(unseen as u64, "hot call");
+            self.notes.push(format!("{number} through pointers: what they lead to was not seen"));
+        }
     }
 
     /// Where the hot blocks are.

@@ -3,8 +3,8 @@
 use restitch_address::Svma;
 use restitch_kernel::{FunctionId, Kernel, KernelError, Source, module_files, read_module, release};
 use restitch_kernel_position::{
-    Counts, Hot, Hottest, HowMany, ModuleFile, Order, PositionError, Positioned, Positioner, Request,
-    Subject, callees as all_callees, hot_above,
+    Counts, Hot, Hottest, HowMany, IndirectCall, ModuleFile, Order, PositionError, Positioned, Positioner,
+    Request, Subject, callees as all_callees, hot_above,
 };
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
@@ -39,6 +39,8 @@ pub(crate) struct Members {
     pub(crate) roots: Vec<FunctionId>,
     /// Those that are copied for them.
     pub(crate) callees: Vec<FunctionId>,
+    /// Calls through pointers and static calls, which are led to copies of callees as well.
+    pub(crate) indirect: Vec<IndirectCall>,
     pub(crate) order: Order,
     pub(crate) counts: bool,
 }
@@ -82,7 +84,8 @@ impl<'s> ReadKernel<'s> {
         }
         let roots = self.functions(&wanted.functions)?;
         let callees = all_callees(&self.kernel, &roots, wanted.callees);
-        Ok(Members { roots, callees, order: wanted.order.clone(), counts: wanted.counts })
+        let (indirect, order) = (Vec::new(), wanted.order.clone());
+        Ok(Members { roots, callees, indirect, order, counts: wanted.counts })
     }
 
     fn hottest(&self, counts: &Counts, how_many: HowMany, counting: bool) -> Result<Members, SessionError> {
@@ -95,6 +98,7 @@ impl<'s> ReadKernel<'s> {
         Ok(Members {
             roots,
             callees,
+            indirect: Vec::new(),
             order: Order::Counted { counts: counts.clone(), hot },
             counts: counting,
         })
@@ -125,6 +129,12 @@ impl<'s> ReadKernel<'s> {
         Ok(changed.into_iter().map(|id| functions.get(id).name.clone()).collect())
     }
 
+    /// Whether calls of a function can be led to a copy.
+    pub(crate) fn can_be_led(&self, id: FunctionId) -> bool {
+        let code = self.kernel.code(id);
+        self.kernel.reasons(id, &code).is_empty() && self.kernel.is_traceable(id, &code)
+    }
+
     /// The start of a function.
     pub(crate) fn start(&self, id: FunctionId) -> Svma {
         self.kernel.functions.get(id).start()
@@ -138,6 +148,7 @@ impl Members {
             name,
             callees: self.callees.clone(),
             roots: self.roots.clone(),
+            indirect: self.indirect.clone(),
             order: self.order.clone(),
             needs_trace_sites: true,
             counts: self.counts,

@@ -248,6 +248,16 @@ pub enum StaticCallForm {
     Unlocks,
 }
 
+impl StaticCallForm {
+    /// What is called.
+    pub fn callee(self) -> Option<Svma> {
+        match self {
+            Self::Call(to) | Self::Jump(to) => Some(to),
+            _ => None,
+        }
+    }
+}
+
 /// The static call at the start of `bytes`, which stand at `at`, in whatever state (`static_call.c`); none if
 /// it is in no state that is known.
 pub fn static_call_form(bytes: &[u8], at: Svma) -> Option<StaticCallForm> {
@@ -317,10 +327,7 @@ pub fn is_near_return(bytes: &[u8]) -> bool {
 /// The function that the function tracer's place at the start of `bytes` calls or jumps to, while somebody
 /// traces.
 pub fn traced_by(bytes: &[u8], at: Svma) -> Option<Svma> {
-    match static_call_form(bytes, at)? {
-        StaticCallForm::Call(to) | StaticCallForm::Jump(to) => Some(to),
-        _ => None,
-    }
+    static_call_form(bytes, at)?.callee()
 }
 
 /// Bytes of the marker of branch targets at the start of `bytes`: `endbr64`, or what a kernel has written

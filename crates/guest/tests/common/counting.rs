@@ -37,6 +37,7 @@ impl Model {
                 name: Request::name_for(name),
                 roots: vec![root],
                 callees: callees(&self.kernel, &[root], depth),
+                indirect: Vec::new(),
                 order: Order::Kept,
                 needs_trace_sites: true,
                 counts: true,
