@@ -9,6 +9,8 @@
 //! produce self-contained tables: [`write_eh_frame`] for runs of moved code, [`write_lsda`] for their
 //! exceptions, [`relocate_eh_frame`] for the existing table of a file that moves to make room.
 //!
+//! Who only asks what unwinders know of a place asks a [`UnwindForm`], of which `.eh_frame` is one.
+//!
 //! **What it will not do**: input or output; follow the `indirect` bit of personality and type pointers (the
 //! slots are filled at run time); judge whether a state is true at an address; add call sites for code that
 //! the caller forgot (the C++ personality terminates there).
@@ -24,6 +26,7 @@
 
 mod error;
 mod expression;
+mod form;
 mod hdr;
 mod info;
 mod lsda;
@@ -38,6 +41,7 @@ mod write;
 mod write_lsda;
 
 pub use error::{CfiError, ExpressionError};
+pub use form::{NoUnwindTables, UnwindForm, UnwindPiece};
 pub use hdr::{EhFrameHdr, read_eh_frame_hdr, write_eh_frame_hdr};
 pub use info::{Dropped, FrameEntry, UnwindInfo, row_at};
 pub use lsda::{Lsda, LsdaCallSite, TypeInfo};

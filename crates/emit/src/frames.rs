@@ -40,7 +40,7 @@ pub(crate) fn write(
         runs.push(Run {
             range: SvmaRange::between(plan.at(stretch.start), plan.at(stretch.end)),
             rows: rows(request, plan, stretches, stretch, frames),
-            personality: frames.entry.personality,
+            personality: frames.piece.personality,
             lsda,
             signal_frame: false,
         });
@@ -70,7 +70,7 @@ fn rows(
     plan: &Plan,
     stretches: &Stretches,
     stretch: &Stretch,
-    frames: &Frames<'_>,
+    frames: &Frames,
 ) -> Vec<Row> {
     let mut out = Rows { plan, rows: Vec::new() };
     for &number in &stretches.order[stretch.slots.clone()] {
@@ -146,7 +146,7 @@ impl Rows<'_> {
     }
 
     /// `len` original bytes from `original` on are copied to `at`.
-    fn copied(&mut self, frames: &Frames<'_>, at: u32, original: Svma, len: u32) {
+    fn copied(&mut self, frames: &Frames, at: u32, original: Svma, len: u32) {
         let first = frames.row_at(original);
         self.push(at, &frames.rows[first].state);
         let end = original + u64::from(len);

@@ -4,7 +4,7 @@ use crate::counter_area::{CounterWidth, area_len};
 use crate::model::{BoundSlot, Counted, Promotion};
 use crate::pointers::Pointers;
 use restitch_address::{LoadBias, Svma};
-use restitch_cfi::UnwindInfo;
+use restitch_cfi::UnwindForm;
 use restitch_image::Image;
 use restitch_layout::Layout;
 use restitch_program::{CallId, Program};
@@ -16,8 +16,8 @@ pub struct Request<'a> {
     pub image: &'a Image,
     /// Its code, made from `image`.
     pub program: &'a Program,
-    /// Its unwind tables, read from `image`.
-    pub unwind: &'a UnwindInfo,
+    /// What unwinders know of it: its unwind tables, read from `image`.
+    pub unwind: &'a dyn UnwindForm,
     /// The order of the blocks.
     pub layout: &'a Layout,
     /// Where the version goes: page-aligned, within 2 GiB of the module; may be below it (an [`Svma`] wraps).

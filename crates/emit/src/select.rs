@@ -11,7 +11,7 @@ use crate::request::Request;
 use crate::table_copy::may_copy;
 use crate::upper_bound::upper_bound;
 use restitch_address::{PAGE, Svma, SvmaRange};
-use restitch_cfi::{FrameEntry, FrameState, Lsda, Row};
+use restitch_cfi::{FrameState, Lsda, Row, UnwindPiece};
 use restitch_layout::{Fragment, PlacedCopy, Tail};
 use restitch_program::{Block, BlockAttrs, BlockId, FuncId, Movability, Terminator};
 use restitch_x86::{Flow, relocate_field};
@@ -60,13 +60,13 @@ pub(crate) struct RetargetedEntry {
 }
 
 /// What unwinders know about a function.
-pub(crate) struct Frames<'a> {
-    pub entry: &'a FrameEntry,
+pub(crate) struct Frames {
+    pub piece: UnwindPiece,
     pub rows: Vec<Row>,
     pub lsda: Option<Lsda>,
 }
 
-impl Frames<'_> {
+impl Frames {
     /// Index of the row that holds at `at`, which lies in the function.
     pub fn row_at(&self, at: Svma) -> usize {
         self.rows.partition_point(|row| row.start <= at).saturating_sub(1)
@@ -86,7 +86,7 @@ pub(crate) struct Selection<'a> {
     /// Index into `chosen` of the copy that is no duplicate, or [`NONE`], by block.
     pub slot_of: Vec<u32>,
     /// By function; `None` if nothing of it is placed.
-    pub frames: Vec<Option<Frames<'a>>>,
+    pub frames: Vec<Option<Frames>>,
     pub lookup: Lookup<'a>,
     pub reach: Reach,
     pub skipped: Vec<Skipped>,
@@ -111,7 +111,7 @@ impl<'a> Selection<'a> {
             .map(|i| self.retargeted[i].slot)
     }
     /// What unwinders know about the function of a placed block.
-    pub fn frames_of(&self, function: FuncId) -> &Frames<'a> {
+    pub fn frames_of(&self, function: FuncId) -> &Frames {
         // Blocks are only placed if their function's frames are known.
         self.frames[function.index()].as_ref().expect("a placed block has frames")
     }
@@ -292,35 +292,35 @@ impl Select<'_, '_> {
 }
 
 /// What unwinders know about the function, if a copy can say the same.
-fn frames<'a>(request: &Request<'a>, function: SvmaRange) -> Option<Frames<'a>> {
-    let entry = request.unwind.find(function.start)?;
-    if entry.signal_frame || !entry.range.covers(&function) {
+fn frames(request: &Request<'_>, function: SvmaRange) -> Option<Frames> {
+    let piece = request.unwind.piece_at(function.start)?;
+    if piece.signal_frame || !piece.range.covers(&function) {
         return None;
     }
-    let rows = request.unwind.rows(entry).ok()?;
+    let rows = request.unwind.rows_of(&piece).ok()?;
     let first = rows.first()?;
-    if first.start != entry.range.start
+    if first.start != piece.range.start
         || rows.iter().any(|row| {
             row.state.depends_on_position() || row.state.return_address != first.state.return_address
         })
     {
         return None;
     }
-    let lsda = match (entry.personality, entry.lsda) {
-        (Some(_), Some(at)) => Some(lsda(request, at, entry)?),
+    let lsda = match (piece.personality, piece.lsda) {
+        (Some(_), Some(at)) => Some(lsda(request, at, piece.range)?),
         _ => None,
     };
-    Some(Frames { entry, rows, lsda })
+    Some(Frames { piece, rows, lsda })
 }
 
-fn lsda(request: &Request<'_>, at: Svma, entry: &FrameEntry) -> Option<Lsda> {
+fn lsda(request: &Request<'_>, at: Svma, code: SvmaRange) -> Option<Lsda> {
     let image = request.image;
     // A table that the loader relocates is not what the file says. (4096 bytes: as far as most of them
     // reach.)
     if image.is_writable(at) && !image.relocations_in(SvmaRange::new(at, 4096)).is_empty() {
         return None;
     }
-    Lsda::parse(&|at: Svma| image.read_tail(at), at, entry.range).ok()
+    Lsda::parse(&|at: Svma| image.read_tail(at), at, code).ok()
 }
 
 /// Whether the block's branches can reach their original targets from everywhere.

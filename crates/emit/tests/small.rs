@@ -3,12 +3,14 @@
 mod support;
 
 use restitch_address::{LoadBias, Svma};
+use restitch_cfi::{CfiError, FrameState, NoUnwindTables, Row, UnwindForm, UnwindPiece};
 use restitch_emit::{
     Counted, CounterRequest, CounterWidth, EmitError, Executions, LARGE_PAGE, PieceKind, RedirectKind,
     Request, SkipReason, Version, emit, emit_for,
 };
 use restitch_layout::{Fragment, Layout};
 use restitch_program::{BlockId, EdgeId, EdgeKind};
+use std::sync::Arc;
 use support::small::{BASE, START, Small, order};
 use support::{Comparison, Seen};
 
@@ -51,6 +53,38 @@ fn the_original_order_needs_no_jumps() {
     assert_eq!(version.map.to_original(Svma::new(TEXT + 2)), Some(Svma::new(BASE + 2)));
     assert_eq!(version.map.to_original(Svma::new(TEXT + 3)), None, "inside a branch");
     assert!(version.redirects.is_empty(), "a block starts in the first five bytes");
+}
+
+/// Unwind tables without bytes: these pieces of code have the state of an entry throughout.
+struct Leaves(Vec<UnwindPiece>);
+
+impl UnwindForm for Leaves {
+    fn piece_at(&self, at: Svma) -> Option<UnwindPiece> {
+        self.0.iter().find(|piece| piece.range.contains(at)).copied()
+    }
+
+    fn rows_of(&self, piece: &UnwindPiece) -> Result<Vec<Row>, CfiError> {
+        Ok(vec![Row { start: piece.range.start, state: Arc::new(FrameState::at_entry()) }])
+    }
+}
+
+#[test]
+fn another_form_of_unwind_tables_that_says_the_same_gives_the_same_version() {
+    let small = diamond();
+    let leaf = |range| UnwindPiece { range, personality: None, lsda: None, signal_frame: false };
+    let other = Leaves(small.program.functions.iter().map(|f| leaf(f.range)).collect());
+    let layout = order(&[0, 2, 1]);
+    let version = checked(&Request { unwind: &other, ..small.request(&layout) });
+    assert_eq!(version, checked(&small.request(&layout)));
+}
+
+#[test]
+fn code_of_which_unwinders_know_nothing_stays() {
+    let small = diamond();
+    let layout = order(&[0, 1, 2]);
+    let version = emit(&Request { unwind: &NoUnwindTables, ..small.request(&layout) }).unwrap();
+    assert!(version.blocks.is_empty() && hot(&version).is_empty());
+    assert!(version.skipped.iter().map(|skipped| skipped.why).eq([SkipReason::Unwind]));
 }
 
 #[test]

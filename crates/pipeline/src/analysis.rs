@@ -42,7 +42,7 @@ pub fn analyze_image_among(image: Arc<Image>, neighbours: &Neighbours) -> Result
     };
     let bytes = image.read(at.start, at.len() as usize).ok_or("its unwind tables are not in the file")?;
     let unwind = UnwindInfo::parse(bytes, at.start)?;
-    let program = analyze_among(&image, &unwind, &neighbours.looking_of(&image))?;
+    let program = analyze_among(&image, (&unwind).into(), &neighbours.looking_of(&image))?;
     Ok(Analyzed { image, unwind, program })
 }
 

@@ -1,19 +1,17 @@
 //! The analysis: one function that reads as the list of its phases.
 
 use crate::address_set::{AddressSet, Ranked};
-use crate::changing;
 use crate::doubt::{self, Doubt};
 use crate::edges::build_edges_with;
-use crate::known_labels::known_labels;
+use crate::function_source::{FunctionRange, FunctionSource, function_ranges};
 use crate::leaders::{self, Leaders};
-use crate::lookups::unwinder_lookups;
 use crate::model::*;
-use crate::personality::unknown_personalities;
 use crate::return_address::Code;
-use crate::sweep::{Found, Kind, Mini, Span, Sweep};
-use crate::{flags, looks, own_position, special, tables};
+use crate::stays::{self, Facts};
+use crate::sweep::{Kind, Mini, Span, Sweep};
+use crate::{flags, looks, special, tables};
 use restitch_address::Svma;
-use restitch_cfi::UnwindInfo;
+use restitch_cfi::{UnwindForm, UnwindInfo};
 use restitch_image::{Binding, Image};
 use restitch_x86::patch::Patch;
 use std::collections::{BTreeSet, HashSet};
@@ -21,15 +19,28 @@ use std::collections::{BTreeSet, HashSet};
 /// Why a module cannot be analysed at all.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum AnalyzeError {
-    /// No function ranges.
-    #[error(
-        "the file has no unwind table entries (.eh_frame), so its functions cannot be found; build it without \
-         -fno-asynchronous-unwind-tables"
-    )]
-    NoUnwindInfo,
+    /// No function ranges; in the words of where they should have come from.
+    #[error("{0}")]
+    NoFunctions(&'static str),
     /// Larger than the tables can index.
     #[error("the code spans {0} bytes; restitch handles up to 4 GiB in one file")]
     TooLarge(u64),
+}
+
+/// Where what is known of a module's functions comes from.
+#[derive(Clone, Copy)]
+pub struct Sources<'a> {
+    /// Which there are.
+    pub functions: &'a dyn FunctionSource,
+    /// What unwinders know of them.
+    pub unwind: &'a dyn UnwindForm,
+}
+
+impl<'a> From<&'a UnwindInfo> for Sources<'a> {
+    /// Both by the unwind tables of an ELF file.
+    fn from(unwind: &'a UnwindInfo) -> Self {
+        Self { functions: unwind, unwind }
+    }
 }
 
 /// Analyses the code of `image`, whose functions `unwind` lists.
@@ -37,53 +48,49 @@ pub enum AnalyzeError {
 /// # Errors
 /// See [`AnalyzeError`]. Functions that cannot be understood are no errors: see [`Function::movability`].
 pub fn analyze(image: &Image, unwind: &UnwindInfo) -> Result<Program, AnalyzeError> {
-    analyze_among(image, unwind, &BTreeSet::new())
+    analyze_among(image, unwind.into(), &BTreeSet::new())
 }
 
-/// [`analyze`] beside other modules, of which the functions with the names `elsewhere` look at their return
-/// addresses ([`exports_that_look`]): calls to them stay.
+/// [`analyze`] by other sources, and beside other modules, of which the functions with the names `elsewhere`
+/// look at their return addresses ([`exports_that_look`]): calls to them stay.
 ///
 /// # Errors
 /// Those of [`analyze`].
 pub fn analyze_among(
     image: &Image,
-    unwind: &UnwindInfo,
+    sources: Sources<'_>,
     elsewhere: &BTreeSet<String>,
 ) -> Result<Program, AnalyzeError> {
-    let ranges = function_ranges(image, unwind);
-    let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else {
-        return Err(AnalyzeError::NoUnwindInfo);
-    };
-    let spanned = last.range.end.offset_from(first.range.start) as u64;
-    if spanned > u64::from(u32::MAX) {
-        return Err(AnalyzeError::TooLarge(spanned));
-    }
+    let Sources { functions, unwind } = sources;
+    let ranges = function_ranges(image, functions);
+    check_size(&ranges, functions)?;
     let sweep = Sweep::run(image, unwind, &ranges);
     let mut jump_tables = tables::find_tables(image, &sweep);
     let code = Code { image, unwind, sweep: &sweep, tables: &jump_tables, elsewhere };
     let mut leaders = leaders::collect(code);
-    let doubt = doubt::find(image, unwind, &sweep, &mut leaders, &jump_tables);
+    let doubt = doubt::find(image, &sweep, &mut leaders, &jump_tables);
     drop_tables(&sweep, &doubt, &mut leaders, &mut jump_tables);
     settle_tables(&sweep, &mut leaders, &mut jump_tables);
-    let mut movability = movability(image, unwind, &sweep, &doubt);
-    if image.run_time().is_some() {
-        movability.iter_mut().for_each(|it| leave(it, Movability::RunTime));
-    }
-    for span in known_labels(image, &sweep, &jump_tables, &leaders.branch) {
-        leave(&mut movability[span], Movability::KnownLabels);
-    }
-    for span in own_position::looking_at_it(image, &sweep) {
-        leave(&mut movability[span], Movability::OwnPosition);
-    }
-    for span in unknown_personalities(image, unwind, &sweep, &jump_tables) {
-        leave(&mut movability[span], Movability::UnknownPersonality);
-    }
-    let mut builder = Builder::new(&sweep, &leaders, &doubt, jump_tables);
+    let (sweep, doubt, leaders) = (&sweep, &doubt, &leaders);
+    let movability = stays::movability(Facts { image, unwind, sweep, doubt, leaders, tables: &jump_tables });
+    let mut builder = Builder::new(sweep, leaders, doubt, jump_tables);
     for (i, span) in sweep.spans.iter().enumerate() {
         let has_blocks = doubt.opaque[i].is_none();
         builder.function(span, movability[i], has_blocks, image.function_name(span.range.start));
     }
     Ok(builder.finish(image))
+}
+
+/// Refuses code that there is too little or too much of.
+fn check_size(ranges: &[FunctionRange], functions: &dyn FunctionSource) -> Result<(), AnalyzeError> {
+    let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else {
+        return Err(AnalyzeError::NoFunctions(functions.if_none()));
+    };
+    let spanned = last.range.end.offset_from(first.range.start) as u64;
+    if spanned > u64::from(u32::MAX) {
+        return Err(AnalyzeError::TooLarge(spanned));
+    }
+    Ok(())
 }
 
 /// What is found of functions that a module offers to others ([`exports_that_look`]).
@@ -124,43 +131,22 @@ pub fn exports_that_look(
 fn reached_by_jumps(
     image: &Image,
     unwind: &UnwindInfo,
-    functions: &[Found],
+    functions: &[FunctionRange],
     mut open: Vec<Svma>,
-) -> Vec<Found> {
+) -> Vec<FunctionRange> {
     let mut reached = BTreeSet::new();
     while !open.is_empty() {
         let index_of = |at: &Svma| functions.partition_point(|f| f.range.end <= *at);
         let holds = |i: &usize, at: &Svma| functions.get(*i).is_some_and(|f| f.range.contains(*at));
         let held = open.iter().filter_map(|at| Some(index_of(at)).filter(|i| holds(i, at)));
         let new: BTreeSet<usize> = held.filter(|i| !reached.contains(i)).collect();
-        let added: Vec<Found> = new.iter().map(|i| functions[*i]).collect();
+        let added: Vec<FunctionRange> = new.iter().map(|i| functions[*i]).collect();
         reached.extend(new);
         let sweep = Sweep::run(image, unwind, &added);
         let is_jump = |at: &Svma| sweep.mini_at(*at).is_some_and(|i| sweep.minis[i].kind.ends_block());
         open = sweep.targets.iter().filter(|(at, _)| is_jump(at)).map(|(_, to)| *to).collect();
     }
     reached.into_iter().map(|i| functions[i]).collect()
-}
-
-/// Sorted, disjoint function ranges inside executable ranges. Entries that overlap are one range: which of
-/// them a byte belongs to is not known.
-fn function_ranges(image: &Image, unwind: &UnwindInfo) -> Vec<Found> {
-    let executable = image.executable_ranges();
-    let mut out: Vec<Found> = Vec::with_capacity(unwind.entries().len());
-    for (i, entry) in unwind.entries().iter().enumerate() {
-        let inside = executable.iter().any(|r| r.covers(&entry.range));
-        if !inside || entry.range.is_empty() {
-            continue;
-        }
-        match out.last_mut().filter(|last| entry.range.start < last.range.end) {
-            Some(last) => {
-                last.range.end = last.range.end.max(entry.range.end);
-                last.overlapping = true;
-            }
-            None => out.push(Found { range: entry.range, entry: i, overlapping: entry.disputed }),
-        }
-    }
-    out
 }
 
 /// A table into a function that has no blocks is one more indirect jump that is not understood, and goes to
@@ -190,59 +176,6 @@ fn settle_tables(sweep: &Sweep, leaders: &mut Leaders, tables: &mut [JumpTable])
                 leaders.indirect.insert(to);
             }
         }
-    }
-}
-
-/// Whether each span may be copied.
-fn movability(image: &Image, unwind: &UnwindInfo, sweep: &Sweep, doubt: &Doubt) -> Vec<Movability> {
-    let of_unwinding = |span: &Span| {
-        let signal_frame = unwind.entries()[span.entry].signal_frame;
-        if signal_frame { Movability::OddUnwindInfo } else { Movability::Movable }
-    };
-    let mut out: Vec<Movability> = sweep.spans.iter().map(of_unwinding).collect();
-    let mut set = |at: Svma, why: Movability| {
-        if let Some(s) = sweep.span_at(at) {
-            out[s] = why;
-        }
-    };
-    for slot in image.plt_slots() {
-        set(slot.stub.start, Movability::Linkage);
-    }
-    for at in special::restartable_sequences(image) {
-        set(at, Movability::RestartableSequence);
-    }
-    let lookups = unwinder_lookups(image, unwind);
-    for at in lookups.find_object.into_iter().chain(lookups.iterate) {
-        set(at, Movability::UnwinderLookup);
-    }
-    for symbol in image.symbols() {
-        if matches!(&*symbol.name, "__syscall_cancel_arch" | "__syscall_cancel_arch_start") {
-            set(symbol.range.start, Movability::ComparedByRuntime);
-        }
-    }
-    // What is no code throughout has no blocks, whatever else it is.
-    for (movability, why) in out.iter_mut().zip(&doubt.opaque) {
-        let signal_frame = *movability == Movability::OddUnwindInfo;
-        *movability = why.filter(|_| !signal_frame).unwrap_or(*movability);
-    }
-    for (span, why) in sweep.spans.iter().zip(&mut out) {
-        if image.is_relocated(span.range) {
-            *why = Movability::WrittenByLoader;
-        }
-    }
-    for span in changing::with_patch_points(image, sweep) {
-        leave(&mut out[span], Movability::PatchPoint);
-    }
-    for span in changing::writable(image, sweep) {
-        leave(&mut out[span], Movability::WritableCode);
-    }
-    out
-}
-
-/// Leaves a function in place, for this reason if there is no other one.
-fn leave(movability: &mut Movability, why: Movability) {
-    if *movability == Movability::Movable {
-        *movability = why;
     }
 }
 

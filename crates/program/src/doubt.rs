@@ -30,7 +30,6 @@ use crate::model::{JumpTable, Movability, TableEncoding};
 use crate::sweep::{INDEXED_BYTES, Kind, Mini, Span, Sweep};
 use crate::unknown_code::{entered_by_loader, gaps, naming_at_any_byte};
 use restitch_address::{Svma, SvmaRange};
-use restitch_cfi::UnwindInfo;
 use restitch_image::{Image, ImageKind, SymbolKind};
 use restitch_x86::kernel::KernelEntry;
 use restitch_x86::possible::possible_branch;
@@ -58,23 +57,15 @@ pub(crate) struct Doubt {
 }
 
 /// Finds it, and adds the leaders that opaque functions make.
-pub(crate) fn find(
-    image: &Image,
-    unwind: &UnwindInfo,
-    sweep: &Sweep,
-    leaders: &mut Leaders,
-    tables: &[JumpTable],
-) -> Doubt {
+pub(crate) fn find(image: &Image, sweep: &Sweep, leaders: &mut Leaders, tables: &[JumpTable]) -> Doubt {
     let mut search = Search::new(image, sweep, leaders, tables);
     search.unreadable();
     search.accessed_bytes();
     search.walk();
     search.believe_linkage();
     search.look_between();
-    for s in 0..sweep.spans.len() {
-        if !unwind.entries()[sweep.spans[s].entry].signal_frame {
-            search.judge(s);
-        }
+    for s in (0..sweep.spans.len()).filter(|s| !sweep.spans[*s].is_signal_frame()) {
+        search.judge(s);
     }
     search.look_into_opaque();
     search.callers.sort_unstable();

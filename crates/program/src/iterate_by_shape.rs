@@ -13,7 +13,7 @@
 
 use crate::reach::reachable_code;
 use restitch_address::{Svma, SvmaRange};
-use restitch_cfi::UnwindInfo;
+use restitch_cfi::UnwindForm;
 use restitch_image::Image;
 use restitch_x86::{Decoded, Flow, Op, Reg, decode_one, scan};
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ const RDI: Reg = Reg(7);
 const MOST_BETWEEN: usize = 32;
 
 /// The function that unwinders hand their callbacks to.
-pub(crate) fn iterate_by_shape(image: &Image, unwind: &UnwindInfo) -> Option<Svma> {
+pub(crate) fn iterate_by_shape(image: &Image, unwind: &dyn UnwindForm) -> Option<Svma> {
     let callbacks = callbacks(image, unwind);
     let mut found: Option<Svma> = None;
     for at in named(image, &callbacks) {
@@ -45,7 +45,7 @@ pub(crate) fn iterate_by_shape(image: &Image, unwind: &UnwindInfo) -> Option<Svm
 }
 
 /// Starts of the functions that compare with PT_GNU_EH_FRAME, and of those that call them directly.
-fn callbacks(image: &Image, unwind: &UnwindInfo) -> BTreeSet<Svma> {
+fn callbacks(image: &Image, unwind: &dyn UnwindForm) -> BTreeSet<Svma> {
     let direct: BTreeSet<Svma> = code(image)
         .flat_map(|(start, bytes)| {
             let hits = bytes.windows(4).enumerate().filter(|(_, window)| *window == EH_FRAME_TYPE);
@@ -85,8 +85,8 @@ fn named(image: &Image, functions: &BTreeSet<Svma>) -> Vec<Svma> {
 
 /// The instruction that ends at `end`, with the start of its function (or part of a function) by the unwind
 /// tables.
-fn ending_at(image: &Image, unwind: &UnwindInfo, end: Svma) -> Option<(Svma, Decoded)> {
-    let function = unwind.find(end - 1)?.range.start;
+fn ending_at(image: &Image, unwind: &dyn UnwindForm, end: Svma) -> Option<(Svma, Decoded)> {
+    let function = unwind.piece_at(end - 1)?.range.start;
     let bytes = image.read(function, end.offset_from(function) as usize)?;
     let mut last = None;
     scan(bytes, function, |insn| last = Some(insn)).ok()?;
@@ -97,7 +97,12 @@ fn ending_at(image: &Image, unwind: &UnwindInfo, end: Svma) -> Option<(Svma, Dec
 
 /// The function that is called with one of `callbacks` as first argument, put there by the instruction that
 /// ends at `end`.
-fn called_with(image: &Image, unwind: &UnwindInfo, end: Svma, callbacks: &BTreeSet<Svma>) -> Option<Svma> {
+fn called_with(
+    image: &Image,
+    unwind: &dyn UnwindForm,
+    end: Svma,
+    callbacks: &BTreeSet<Svma>,
+) -> Option<Svma> {
     let (_, decoded) = ending_at(image, unwind, end)?;
     if !matches!(decoded.op, Op::Constant(RDI, value) if callbacks.contains(&Svma::new(value))) {
         return None;

@@ -7,7 +7,7 @@ use crate::return_address::Code;
 use crate::sweep::{Kind, Sweep};
 use crate::words::TableWords;
 use restitch_address::Svma;
-use restitch_cfi::{Lsda, UnwindInfo};
+use restitch_cfi::Lsda;
 use restitch_image::{Image, ImageKind, RelocationKind};
 use restitch_x86::Naming;
 
@@ -35,7 +35,7 @@ pub(crate) struct Leaders {
 
 /// Collects all leaders. Function starts and the instructions behind terminators are in `all` only.
 pub(crate) fn collect(code: Code<'_>) -> Leaders {
-    let Code { image, unwind, sweep, tables, .. } = code;
+    let Code { image, sweep, tables, .. } = code;
     let set = || AddressSet::new(sweep.text);
     let mut leaders = Leaders {
         all: set(),
@@ -49,7 +49,7 @@ pub(crate) fn collect(code: Code<'_>) -> Leaders {
     };
     leaders.add_branches(sweep);
     leaders.add_tables(sweep, tables);
-    leaders.add_landing_pads(image, unwind, sweep);
+    leaders.add_landing_pads(image, sweep);
     leaders.add_taken_addresses(image, sweep, tables);
     leaders.add_terminators(sweep);
     leaders.add_pinned_calls(code);
@@ -77,10 +77,10 @@ impl Leaders {
         }
     }
 
-    fn add_landing_pads(&mut self, image: &Image, unwind: &UnwindInfo, sweep: &Sweep) {
+    fn add_landing_pads(&mut self, image: &Image, sweep: &Sweep) {
         let memory = |at: Svma| image.read_tail(at);
         for span in &sweep.spans {
-            let Some(lsda) = unwind.entries()[span.entry].lsda else { continue };
+            let Some(lsda) = span.unwind.and_then(|piece| piece.lsda) else { continue };
             let Ok(lsda) = Lsda::parse(&memory, lsda, span.range) else { continue };
             for pad in lsda.landing_pads() {
                 if sweep.starts.contains(pad) {

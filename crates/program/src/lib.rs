@@ -1,7 +1,8 @@
 //! `Program`: the functions, basic blocks, edges and jump tables of one module.
 //!
 //! Stage two of the pipeline: made from an [`Image`](restitch_image::Image) and its unwind tables by
-//! [`analyze`], never changed afterwards. Everything is in canonical [`Svma`](restitch_address::Svma)
+//! [`analyze`], never changed afterwards; functions and what unwinders know of them can come from elsewhere
+//! ([`Sources`]). Everything is in canonical [`Svma`](restitch_address::Svma)
 //! coordinates and in dense, sorted tables with typed indices.
 //!
 //! Invariants, held by [`Program::validate`] and its tests:
@@ -24,6 +25,7 @@ mod flag_use;
 mod flags;
 mod follow;
 mod frame_doubt;
+mod function_source;
 mod iterate_by_shape;
 mod known_labels;
 mod leaders;
@@ -36,6 +38,7 @@ mod reach;
 mod return_address;
 mod special;
 mod stack_state;
+mod stays;
 mod sweep;
 mod table_index;
 mod tables;
@@ -44,10 +47,11 @@ mod unknown_code;
 mod validate;
 mod words;
 
-pub use analyze::{AnalyzeError, Exports, analyze, analyze_among, exports_that_look};
+pub use analyze::{AnalyzeError, Exports, Sources, analyze, analyze_among, exports_that_look};
 pub use edges::build_edges;
 pub use fit::Fit;
 pub use follow::{Uses, follow_address};
+pub use function_source::{FunctionRange, FunctionSource, SymbolFunctions};
 pub use lookups::{UnwinderLookups, main_range, unwinder_lookups};
 pub use model::*;
 pub use reach::reachable_code;

@@ -15,7 +15,7 @@
 
 use crate::iterate_by_shape::iterate_by_shape;
 use restitch_address::Svma;
-use restitch_cfi::UnwindInfo;
+use restitch_cfi::UnwindForm;
 use restitch_image::Image;
 use restitch_x86::possible::tests_result;
 use restitch_x86::{Flow, Insn, Op, decode_one, scan};
@@ -30,13 +30,13 @@ pub struct UnwinderLookups {
 }
 
 /// Finds the unwinders' lookup functions that `image` defines.
-pub fn unwinder_lookups(image: &Image, unwind: &UnwindInfo) -> UnwinderLookups {
+pub fn unwinder_lookups(image: &Image, unwind: &dyn UnwindForm) -> UnwinderLookups {
     let named = |name: &str| {
         let mut symbols = image.symbols_with_aliases().iter();
         let is = |n: &str| n.split('@').next() == Some(name);
         symbols.find(|s| s.is_function() && is(&s.name)).map(|s| s.range.start)
     };
-    let by_shape = |find: fn(&Image, &UnwindInfo) -> Option<Svma>| {
+    let by_shape = |find: fn(&Image, &dyn UnwindForm) -> Option<Svma>| {
         if image.is_static() { find(image, unwind) } else { None }
     };
     UnwinderLookups {
@@ -46,7 +46,7 @@ pub fn unwinder_lookups(image: &Image, unwind: &UnwindInfo) -> UnwinderLookups {
 }
 
 /// `_dl_find_object` by what `_Unwind_Find_FDE` does with its result.
-fn find_object_by_shape(image: &Image, unwind: &UnwindInfo) -> Option<Svma> {
+fn find_object_by_shape(image: &Image, unwind: &dyn UnwindForm) -> Option<Svma> {
     for range in image.executable_ranges() {
         let bytes = image.read(range.start, range.len() as usize)?;
         for (i, window) in bytes.windows(4).enumerate() {
@@ -64,9 +64,8 @@ fn find_object_by_shape(image: &Image, unwind: &UnwindInfo) -> Option<Svma> {
 }
 
 /// The last direct call in front of `at`, in the same function, that `test %eax,%eax` follows.
-fn tested_call(image: &Image, unwind: &UnwindInfo, at: Svma) -> Option<Svma> {
-    let entry = unwind.find(at)?;
-    let start = entry.range.start;
+fn tested_call(image: &Image, unwind: &dyn UnwindForm, at: Svma) -> Option<Svma> {
+    let start = unwind.piece_at(at)?.range.start;
     let bytes = image.read(start, at.offset_from(start) as usize)?;
     let mut last = None;
     let mut call: Option<Insn> = None;
@@ -79,7 +78,7 @@ fn tested_call(image: &Image, unwind: &UnwindInfo, at: Svma) -> Option<Svma> {
         }
         call = Some(insn);
     });
-    last.filter(|to| unwind.find(*to).is_some_and(|e| e.range.start == *to))
+    last.filter(|to| unwind.piece_at(*to).is_some_and(|piece| piece.range.start == *to))
 }
 
 /// How many instructions of `_dl_find_object` are looked at.
@@ -88,8 +87,8 @@ const FIRST_INSTRUCTIONS: usize = 16;
 /// The address of glibc's `_dlfo_main`, from the first instructions of a static program's `_dl_find_object`:
 /// the first of two neighbouring words, which it loads to compare the program counter with the program's own
 /// range. Behind them it holds the program's link map.
-pub fn main_range(image: &Image, unwind: &UnwindInfo, find_object: Svma) -> Option<Svma> {
-    let end = unwind.find(find_object)?.range.end;
+pub fn main_range(image: &Image, unwind: &dyn UnwindForm, find_object: Svma) -> Option<Svma> {
+    let end = unwind.piece_at(find_object)?.range.end;
     let (mut at, mut loads) = (find_object, Vec::new());
     for _ in 0..FIRST_INSTRUCTIONS {
         if at >= end {

@@ -15,7 +15,7 @@
 use crate::model::JumpTable;
 use crate::sweep::{Kind, Sweep};
 use restitch_address::Svma;
-use restitch_cfi::{Personality, UnwindInfo};
+use restitch_cfi::Personality;
 use restitch_image::{Image, RelocationKind};
 use std::collections::{BTreeSet, HashMap};
 
@@ -39,16 +39,12 @@ const RUST: &str = "rust_eh_personality";
 const DEPTH: usize = 3;
 
 /// Spans with a table for a routine that is not known to read all encodings.
-pub(crate) fn unknown_personalities(
-    image: &Image,
-    unwind: &UnwindInfo,
-    sweep: &Sweep,
-    tables: &[JumpTable],
-) -> Vec<usize> {
+pub(crate) fn unknown_personalities(image: &Image, sweep: &Sweep, tables: &[JumpTable]) -> Vec<usize> {
     let mut verdicts: HashMap<Personality, bool> = HashMap::new();
     let mut is_unknown = |span: usize| {
-        let entry = &unwind.entries()[sweep.spans[span].entry];
-        let (Some(personality), Some(_)) = (entry.personality, entry.lsda) else { return false };
+        let piece = sweep.spans[span].unwind;
+        let (personality, lsda) = (piece.and_then(|p| p.personality), piece.and_then(|p| p.lsda));
+        let (Some(personality), Some(_)) = (personality, lsda) else { return false };
         !*verdicts.entry(personality).or_insert_with(|| routine(image, personality).reads_all(sweep, tables))
     };
     (0..sweep.spans.len()).filter(|span| is_unknown(*span)).collect()

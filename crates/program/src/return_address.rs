@@ -15,7 +15,7 @@ use crate::model::JumpTable;
 use crate::stack_state::{Place, RBP, RSP, State, Value, WORD};
 use crate::sweep::Sweep;
 use restitch_address::Svma;
-use restitch_cfi::{Cfa, Register, UnwindInfo};
+use restitch_cfi::{Cfa, Register, UnwindForm};
 use restitch_image::Image;
 use restitch_x86::{
     Action, Binary, Decoded, MemoryUse, Operand, Semantic, Unary, decode_one, decode_semantic, memory_uses,
@@ -57,8 +57,8 @@ pub(crate) struct Followed {
 pub(crate) struct Code<'a> {
     /// The module.
     pub image: &'a Image,
-    /// Its unwind tables.
-    pub unwind: &'a UnwindInfo,
+    /// What unwinders know of it.
+    pub unwind: &'a dyn UnwindForm,
     /// Its functions.
     pub sweep: &'a Sweep,
     /// Recognised jump tables, sorted by jump.
@@ -265,7 +265,7 @@ impl Walk<'_> {
         let sweep = self.code.sweep;
         let leaves = sweep.span_at(at).is_some_and(|s| sweep.spans[s].range.end == next);
         let holds = |at: Svma| {
-            let row = self.code.unwind.row_at(at).ok().flatten()?;
+            let row = self.code.unwind.state_at(at).ok().flatten()?;
             match (&row.state.cfa, state.top()) {
                 (Cfa::RegisterOffset { register: Register::RSP, offset }, Some((0, top))) => {
                     Some(*offset == 8 - top)

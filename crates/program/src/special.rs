@@ -51,6 +51,13 @@ pub(crate) fn without_version(name: &str) -> &str {
     name.split('@').next().unwrap_or(name)
 }
 
+/// Addresses in functions whose ends the C library compares program counters with: glibc's cancellation
+/// handler tells by that whether a system call was entered already.
+pub(crate) fn compared_by_c_library(image: &Image) -> impl Iterator<Item = Svma> {
+    let is_one = |name: &str| matches!(name, "__syscall_cancel_arch" | "__syscall_cancel_arch_start");
+    image.symbols().iter().filter(move |symbol| is_one(&symbol.name)).map(|symbol| symbol.range.start)
+}
+
 /// Addresses in restartable sequences: their functions are not moved, because the kernel compares program
 /// counters with the ranges in their descriptors (rseq(2); signature 0x53053053 in front of each abort
 /// handler).

@@ -5,8 +5,9 @@
 
 use crate::address_set::{AddressSet, Ranked};
 use crate::frame_doubt::{FrameDoubt, FrameWatch};
+use crate::function_source::FunctionRange;
 use restitch_address::{Svma, SvmaRange};
-use restitch_cfi::UnwindInfo;
+use restitch_cfi::{UnwindForm, UnwindPiece};
 use restitch_image::{Image, ImageKind};
 use restitch_x86::entry::entry_marker;
 use restitch_x86::{Condition, Flow, Insn, Naming, scan_lock_skips};
@@ -51,22 +52,12 @@ pub(crate) struct Mini {
     pub writes: u8,
 }
 
-/// One function's unwind range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Found {
-    pub range: SvmaRange,
-    /// Index of the unwind entry.
-    pub entry: usize,
-    /// Whether it is the ranges of several entries that overlap.
-    pub overlapping: bool,
-}
-
 /// One function's instructions.
 #[derive(Debug, Clone)]
 pub(crate) struct Span {
     pub range: SvmaRange,
-    /// Index of the unwind entry.
-    pub entry: usize,
+    /// What unwinders know of its start, if anything.
+    pub unwind: Option<UnwindPiece>,
     /// Its records: `minis[first..first + count]`.
     pub first: usize,
     pub count: usize,
@@ -74,8 +65,15 @@ pub(crate) struct Span {
     pub decodable: bool,
     /// What it may do with its return address.
     pub doubt: FrameDoubt,
-    /// Whether it is several unwind entries that overlap; it is not decoded then.
+    /// Whether it is not known where its functions begin and end; it is not decoded then.
     pub overlapping: bool,
+}
+
+impl Span {
+    /// Whether unwinders take it for what the kernel enters to handle a signal.
+    pub fn is_signal_frame(&self) -> bool {
+        self.unwind.is_some_and(|piece| piece.signal_frame)
+    }
 }
 
 /// An address inside the text that an operand names.
@@ -122,8 +120,8 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Decodes each of `functions` (sorted, disjoint), whose entries are those of `unwind`.
-    pub fn run(image: &Image, unwind: &UnwindInfo, functions: &[Found]) -> Self {
+    /// Decodes each of `functions` (sorted, disjoint).
+    pub fn run(image: &Image, unwind: &dyn UnwindForm, functions: &[FunctionRange]) -> Self {
         let text = match (functions.first(), functions.last()) {
             (Some(first), Some(last)) => SvmaRange::between(first.range.start, last.range.end),
             _ => SvmaRange::default(),
@@ -145,8 +143,8 @@ impl Sweep {
             marked: AddressSet::new(text),
         };
         let mut starts = AddressSet::new(text);
-        for found in functions {
-            sweep.decode(image, unwind, found);
+        for function in functions {
+            sweep.decode(image, unwind, function);
             let minis = &sweep.minis[sweep.spans.last().map_or(0, |span| span.first)..];
             minis.iter().for_each(|mini| starts.insert(sweep.address(mini)));
         }
@@ -156,15 +154,17 @@ impl Sweep {
         sweep
     }
 
-    fn decode(&mut self, image: &Image, unwind: &UnwindInfo, found: &Found) {
-        let &Found { range, entry, overlapping } = found;
+    fn decode(&mut self, image: &Image, unwind: &dyn UnwindForm, function: &FunctionRange) {
+        let &FunctionRange { range, overlapping } = function;
         let first = self.minis.len();
         let marks = (self.odd.len(), self.named.len(), self.data_named.len(), self.indirect.len());
         let bytes = image.read(range.start, range.len() as usize);
         if bytes.is_some_and(|bytes| entry_marker(bytes) > 0) {
             self.marked.insert(range.start);
         }
-        let mut watch = FrameWatch::new(unwind.frame_addresses(&unwind.entries()[entry]).unwrap_or_default());
+        let piece = unwind.piece_at(range.start);
+        let frames = piece.and_then(|piece| unwind.frame_addresses_of(&piece).ok());
+        let mut watch = FrameWatch::new(frames.unwrap_or_default());
         let see = |insn: Insn| {
             watch.see(&insn);
             self.note(&insn);
@@ -180,7 +180,7 @@ impl Sweep {
             self.indirect.truncate(marks.3);
         }
         let (count, doubt) = (self.minis.len() - first, watch.finish());
-        self.spans.push(Span { range, entry, first, count, decodable, doubt, overlapping });
+        self.spans.push(Span { range, unwind: piece, first, count, decodable, doubt, overlapping });
     }
 
     fn note(&mut self, insn: &Insn) {

@@ -6,7 +6,7 @@
 pub mod small;
 
 use restitch_address::Svma;
-use restitch_cfi::{Bytes, Cfa, Lsda, Register, Row, UnwindInfo};
+use restitch_cfi::{Bytes, Cfa, Lsda, Register, Row, UnwindForm, UnwindInfo};
 use restitch_emit::{Counted, CounterWidth, MapPiece, PieceKind, Request, Version};
 use restitch_image::Image;
 use restitch_program::{BlockAttrs, BlockId, EdgeKind, Program, TableEncoding, Terminator};
@@ -27,7 +27,7 @@ pub struct Seen {
 pub struct Comparison<'a> {
     pub image: &'a Image,
     pub program: &'a Program,
-    pub unwind: &'a UnwindInfo,
+    pub unwind: &'a dyn UnwindForm,
     pub version: &'a Version,
     copies: HashMap<Svma, Svma>,
     /// Starts of copies.
@@ -122,7 +122,7 @@ impl<'a> Comparison<'a> {
         insn.len == 6 && rip.expect("a slot").target == stub.slot
     }
 
-    fn call_by_slot(&self, piece: &MapPiece, unwind: &UnwindInfo, rows: &mut Cache, seen: &mut Seen) {
+    fn call_by_slot(&self, piece: &MapPiece, unwind: &dyn UnwindForm, rows: &mut Cache, seen: &mut Seen) {
         let ((a, _), (b, _)) = (self.original(piece.original), self.moved(piece.version));
         let Flow::Call(stub) = a.flow else { panic!("called at {}: {a:?}", piece.original) };
         assert!(b.flow == Flow::IndirectCall && self.by_slot(piece.version, stub), "{}", piece.version);
@@ -237,7 +237,7 @@ impl<'a> Comparison<'a> {
             .unwrap()
     }
 
-    fn linear(&self, piece: &MapPiece, unwind: &UnwindInfo, rows: &mut Cache, seen: &mut Seen) {
+    fn linear(&self, piece: &MapPiece, unwind: &dyn UnwindForm, rows: &mut Cache, seen: &mut Seen) {
         // The last byte of a call through a slot may stand in front.
         let pieces = &self.version.map.pieces;
         let before = pieces.partition_point(|p| p.version < piece.version).checked_sub(1).map(|i| &pieces[i]);
@@ -268,16 +268,16 @@ impl<'a> Comparison<'a> {
         assert_eq!(done, u64::from(piece.len), "piece at {}", piece.version);
     }
 
-    fn same_frame(&self, from: Svma, to: Svma, unwind: &UnwindInfo, rows: &mut Cache) {
+    fn same_frame(&self, from: Svma, to: Svma, unwind: &dyn UnwindForm, rows: &mut Cache) {
         let a = rows.at(self.unwind, from, false).expect("original row");
         let b = rows.at(unwind, to, true).unwrap_or_else(|| panic!("no unwind entry for {to}"));
         assert_eq!(a.state, b.state, "{from} {to}");
     }
 
     /// A call is covered as it was.
-    fn same_exceptions(&self, a: Insn, b: Insn, unwind: &UnwindInfo, rows: &mut Cache, seen: &mut Seen) {
-        let entry = self.unwind.find(a.at).unwrap();
-        let moved = unwind.find(b.at).unwrap();
+    fn same_exceptions(&self, a: Insn, b: Insn, unwind: &dyn UnwindForm, rows: &mut Cache, seen: &mut Seen) {
+        let entry = self.unwind.piece_at(a.at).unwrap();
+        let moved = unwind.piece_at(b.at).unwrap();
         assert_eq!(entry.personality, moved.personality);
         assert_eq!(entry.lsda.is_some() && entry.personality.is_some(), moved.lsda.is_some());
         let (Some(x), Some(y)) = (entry.lsda, moved.lsda) else { return };
@@ -418,9 +418,9 @@ impl Comparison<'_> {
         (table.counted[number], len)
     }
 
-    fn counter(&self, piece: &MapPiece, unwind: &UnwindInfo) {
+    fn counter(&self, piece: &MapPiece, unwind: &dyn UnwindForm) {
         let (counted, len) = self.counted(piece.version);
-        let frame = |at| match unwind.row_at(at).unwrap().unwrap().state.cfa {
+        let frame = |at| match unwind.state_at(at).unwrap().unwrap().state.cfa {
             Cfa::RegisterOffset { register: Register::RSP, offset } => Some(offset),
             _ => None,
         };
@@ -588,9 +588,10 @@ struct Cache {
 }
 
 impl Cache {
-    fn at(&mut self, unwind: &UnwindInfo, at: Svma, moved: bool) -> Option<Row> {
-        let entry = unwind.find(at)?;
-        let rows = self.rows.entry((moved, entry.range.start)).or_insert_with(|| unwind.rows(entry).unwrap());
+    fn at(&mut self, unwind: &dyn UnwindForm, at: Svma, moved: bool) -> Option<Row> {
+        let entry = unwind.piece_at(at)?;
+        let rows =
+            self.rows.entry((moved, entry.range.start)).or_insert_with(|| unwind.rows_of(&entry).unwrap());
         let i = rows.partition_point(|row| row.start <= at);
         Some(rows[i.checked_sub(1)?].clone())
     }
