@@ -31,7 +31,7 @@ pub enum SessionError {
         "the kernel's code of {} changed each time while it was copied, as by events or tracers that go on and \
          off; nothing is in force; try again when they are still", functions.join(", ")
     )]
-    Restless {
+    KernelChurn {
         /// The functions that have changed last.
         functions: Vec<String>,
     },
@@ -225,9 +225,10 @@ impl SessionError {
             Self::BranchTrace(error) => of_branch_trace(error),
             Self::Source { .. } => ExitCode::Refused,
             Self::Unjudged { .. } | Self::NoCounts => ExitCode::Usage,
-            Self::Refused { .. } | Self::Executed { .. } | Self::Restless { .. } | Self::OtherNamespace => {
-                ExitCode::Refused
-            }
+            Self::Refused { .. }
+            | Self::Executed { .. }
+            | Self::KernelChurn { .. }
+            | Self::OtherNamespace => ExitCode::Refused,
             Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
             Self::Panicked { .. } => ExitCode::Failure,

@@ -452,27 +452,20 @@ impl ProcessSet {
             refuse(&leader)?;
         }
         let new = Change { leader: &leader, versions, kind, retargeted_slots: self.retargeted_slots };
-        let (mut sum, mut failed) = (None, None);
-        let looked = self.with_each(|live| match new.make(live, watcher) {
-            Ok(report) => {
-                if let Some(report) = report {
-                    sum = Some(add(sum.take(), report));
-                }
-                ControlFlow::Continue(())
-            }
-            Err(error) => {
-                failed = Some(error);
-                ControlFlow::Break(())
-            }
-        });
-        if let Some(error) = failed {
-            // Versions that came to be mapped before it failed, in this process or in others, go again,
-            // as far as that can be.
-            let _ = self.take_back(watcher);
-            self.all_mut().for_each(|live| drop(live.reclaim()));
+        let mut total = Total::default();
+        let looked = self.with_each(|live| total.take(new.make(live, watcher)));
+        if let Some(error) = total.failed {
+            self.give_up_switch(watcher);
             return Err(error.into());
         }
-        looked.map(|()| sum.unwrap_or_default())
+        looked.map(|()| total.sum.unwrap_or_default())
+    }
+
+    /// Versions that came to be mapped before a switch failed, in one process or in others, go again, as far
+    /// as that can be.
+    fn give_up_switch(&mut self, watcher: &mut dyn Watcher) {
+        let _ = self.take_back(watcher);
+        self.all_mut().for_each(|live| drop(live.reclaim()));
     }
 
     /// Gives all processes in which there is something of restitch their original code back, those that are
@@ -736,6 +729,30 @@ impl Change<'_> {
             }
         }
         Ok(None)
+    }
+}
+
+/// What the switches of several processes come to.
+#[derive(Default)]
+struct Total {
+    /// Of all that were switched.
+    sum: Option<SwitchReport>,
+    /// Why the leader could not be.
+    failed: Option<ProcessError>,
+}
+
+impl Total {
+    /// Takes in what came of one process; after a failure there are no more.
+    fn take(&mut self, switched: Result<Option<SwitchReport>, ProcessError>) -> ControlFlow<()> {
+        match switched {
+            Ok(Some(report)) => self.sum = Some(add(self.sum.take(), report)),
+            Ok(None) => {}
+            Err(error) => {
+                self.failed = Some(error);
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
     }
 }
 

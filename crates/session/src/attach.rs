@@ -24,6 +24,7 @@ use restitch_processes::process_set::{ProcessSet, refuse_unchangeable};
 use restitch_processes::refusal::with_what_is_left;
 use restitch_processes::sampling::IpSamples;
 use restitch_processes::unfinished::or_given_back;
+use restitch_processes::verdict::Window;
 use restitch_profile::ProfileFile;
 use restitch_report::{self as report, Outcome, RunResult};
 
@@ -57,24 +58,7 @@ pub(crate) fn attach_round(
     round: Round<'_>,
     watcher: &mut dyn Watcher,
 ) -> Result<Attached, SessionError> {
-    let result = until_modules_stay(watcher, |churn, watcher| {
-        let mut timings = Timings::new();
-        let inputs = Inputs::read(options, round)?;
-        let family = at_work(options.pid, options.tree, watcher);
-        let (mut set, result) = open(options, &family, churn)?;
-        let windows = windows_for(options, &set)?;
-        timings.end("opening");
-        if !options.dry_run {
-            set.room_for_more()?;
-        }
-        or_given_back(&mut set, watcher, |set, watcher| {
-            let left_out = LeftOut::default();
-            let job = Job { options, churn, set: &mut *set, windows, left_out, timings, result, watcher };
-            let attached = attach_to(job, &inputs);
-            attached.map_err(|error| with_what_is_left(or_departure(error, set), set.leader.target()))
-        })
-        .map_err(|error| family.explain(error))
-    });
+    let result = until_modules_stay(watcher, |churn, watcher| attempt(options, round, churn, watcher));
     if result.is_err()
         && let Ok(dir) = StateDir::open()
     {
@@ -82,6 +66,31 @@ pub(crate) fn attach_round(
         dir.collect_garbage();
     }
     result
+}
+
+/// One attempt of a round: modules that move meanwhile are a reason for another one.
+fn attempt(
+    options: &AttachOptions,
+    round: Round<'_>,
+    churn: &ModuleChurn,
+    watcher: &mut dyn Watcher,
+) -> Result<Attached, SessionError> {
+    let mut timings = Timings::new();
+    let inputs = Inputs::read(options, round)?;
+    let family = at_work(options.pid, options.tree, watcher);
+    let (mut set, result) = open(options, &family, churn)?;
+    let windows = windows_for(options, &set)?;
+    timings.end("opening");
+    if !options.dry_run {
+        set.room_for_more()?;
+    }
+    or_given_back(&mut set, watcher, |set, watcher| {
+        let left_out = LeftOut::default();
+        let job = Job { options, churn, set: &mut *set, windows, left_out, timings, result, watcher };
+        let attached = attach_to(job, &inputs);
+        attached.map_err(|error| with_what_is_left(or_departure(error, set), set.leader.target()))
+    })
+    .map_err(|error| family.explain(error))
 }
 
 /// The processes, and a result with what there is to say of them.
@@ -118,19 +127,43 @@ fn attach_to(mut job: Job<'_>, inputs: &Inputs<'_>) -> Result<Attached, SessionE
     let counted = complete(&mut job, inputs, &mut chosen, &mut profiled)?;
     let made = build_or_take_back(&mut job, &mut chosen, &mut profiled)?;
     job.result.profile = Some(profiled.summary(samples.total));
-    if job.options.dry_run {
-        describe(&mut job, &chosen, &made);
-        (job.result.outcome, job.result.exit_code) = (Outcome::Planned, ExitCode::Done.number());
-        return Ok(attached(job, counted, samples, &made.versions));
+    let layout = Built { chosen: &chosen, made: &made };
+    match job.options.dry_run {
+        true => tell_plan(&mut job, layout),
+        false => carry_out(&mut job, layout, &profiled.switch, &before)?,
     }
-    let switched = put_in_force(&mut job, &profiled.switch, &made)?;
-    describe(&mut job, &chosen, &made);
-    tell_of_switches(&mut job, &profiled.switch, &switched);
-    judge(&mut job, &before)?;
-    large_page_bytes(job.set, &made.versions, &mut job.result);
+    Ok(attached(job, counted, samples, &made.versions))
+}
+
+/// Versions, and the modules that they are of.
+#[derive(Clone, Copy)]
+struct Built<'a> {
+    chosen: &'a [Chosen],
+    made: &'a Optimized,
+}
+
+/// Says what would be done.
+fn tell_plan(job: &mut Job<'_>, built: Built<'_>) {
+    describe(job, built.chosen, built.made);
+    (job.result.outcome, job.result.exit_code) = (Outcome::Planned, ExitCode::Done.number());
+}
+
+/// Puts the versions in force, says what that was, and judges it by the time `before`. `counting`: the switch
+/// to what has counted.
+fn carry_out(
+    job: &mut Job<'_>,
+    built: Built<'_>,
+    counting: &SwitchReport,
+    before: &[Window],
+) -> Result<(), SessionError> {
+    let switched = put_in_force(job, counting, built.made)?;
+    describe(job, built.chosen, built.made);
+    tell_of_switches(job, counting, &switched);
+    judge(job, before)?;
+    large_page_bytes(job.set, &built.made.versions, &mut job.result);
     job.timings.end("measuring");
     job.result.target = target_of(job.set);
-    Ok(attached(job, counted, samples, &made.versions))
+    Ok(())
 }
 
 /// Processes that are in a layout already get their original code back first, unless the round is one of

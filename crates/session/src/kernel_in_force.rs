@@ -95,7 +95,7 @@ impl Enforcer {
                 Attempt::Changed(changed) => functions = changed,
             }
         }
-        Err(SessionError::Restless { functions })
+        Err(SessionError::KernelChurn { functions })
     }
 
     /// Makes a group and leads calls to it.
