@@ -1,28 +1,36 @@
 //! The smallest host of code: bytes and contexts in memory, for tests.
+//!
+//! A version that comes to be mapped has no bytes of its own here: what counts is where it is.
 
 use crate::error::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
+use crate::installed_version::InstalledVersion;
+use crate::running_host::{Host, MappedNear, ToMap};
 use crate::stub::StubSite;
-use crate::trial_host::TrialHost;
+use crate::trial_host::{TrialHost, mapping_of};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_apply::Why;
 use restitch_procfs::Mapping;
 use restitch_tracee::{Registers, StopTimes, TraceError};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
 
 /// What is mapped at one place.
 #[derive(Debug, Clone)]
 struct Region {
     mapping: Mapping,
     bytes: Vec<u8>,
+    /// What the file holds.
+    file: Vec<u8>,
     /// Pages that were written, by address.
     own: BTreeSet<Avma>,
 }
 
-/// Bytes of a host.
-#[derive(Debug, Default)]
-pub(crate) struct FakeMemory(RefCell<Vec<Region>>);
+/// Bytes of a host. A clone is another way to the same bytes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FakeMemory(Rc<RefCell<Vec<Region>>>);
 
 impl FakeMemory {
     /// Works on the region that has `len` bytes at `at`, and on where they begin in it.
@@ -32,6 +40,22 @@ impl FakeMemory {
         let region = regions.iter_mut().find(inside)?;
         let from = at.offset_from(region.mapping.range.start) as usize;
         Some(work(region, from))
+    }
+
+    /// Maps `bytes`, as in `mapping`, where there is nothing yet.
+    fn add(&self, mapping: Mapping, bytes: &[u8]) -> Result<(), TraceError> {
+        let mut regions = self.0.borrow_mut();
+        if regions.iter().any(|r| r.mapping.range.overlaps(&mapping.range)) {
+            return Err(TraceError::Vanished { tid: 1, operation: "mapping where something is mapped" });
+        }
+        let (bytes, file) = (bytes.to_vec(), bytes.to_vec());
+        regions.push(Region { mapping, bytes, file, own: BTreeSet::new() });
+        regions.sort_by_key(|region| region.mapping.range.start);
+        Ok(())
+    }
+
+    fn maps(&self) -> Vec<Mapping> {
+        self.0.borrow().iter().map(|region| region.mapping.clone()).collect()
     }
 }
 
@@ -58,6 +82,12 @@ impl CodeMemory for FakeMemory {
         let own = self.find(range.start, range.len() as usize, |region, _| region.own.clone());
         Ok(own.unwrap_or_default().into_iter().filter(|page| range.contains(*page)).collect())
     }
+
+    fn shows_the_same(&self, wanted: &Mapping, replacement: AvmaRange) -> Result<(), Why> {
+        let maps = self.maps();
+        let there = maps.contains(wanted) && maps.iter().any(|m| m.range == replacement);
+        if there { Ok(()) } else { Err("it is not there".into()) }
+    }
 }
 
 /// The host.
@@ -78,7 +108,7 @@ impl StoppedHost for Still<'_> {
     }
 
     fn maps(&self) -> Result<Vec<Mapping>, TraceError> {
-        Ok(self.0.memory.0.borrow().iter().map(|region| region.mapping.clone()).collect())
+        Ok(self.0.memory.maps())
     }
 
     fn threads(&self) -> Vec<i32> {
@@ -100,7 +130,7 @@ impl StoppedHost for Still<'_> {
         _maps: &[Mapping],
         exchanges: &[Exchange],
     ) -> Result<(), ProcessError> {
-        let regions = self.0.memory.0.get_mut();
+        let mut regions = self.0.memory.0.borrow_mut();
         for exchange in exchanges {
             let place = |at: Avma| regions.iter().position(|r| r.mapping.range.start == at);
             let (from, to) = (place(exchange.from.start).expect("there"), place(exchange.to).expect("there"));
@@ -118,11 +148,59 @@ impl StoppedHost for Still<'_> {
     }
 }
 
+impl Host for FakeHost {
+    type Memory = FakeMemory;
+    type Stopped<'s> = Still<'s>;
+
+    fn maps(&self) -> Result<Vec<Mapping>, ProcessError> {
+        Ok(self.memory.maps())
+    }
+
+    fn memory(&self) -> Result<FakeMemory, ProcessError> {
+        Ok(self.memory.clone())
+    }
+
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    fn map_near(&mut self, wanted: &ToMap<'_>) -> Result<MappedNear, ProcessError> {
+        let leftovers: Vec<AvmaRange> = wanted.leftovers.iter().map(|left| left.range()).collect();
+        self.unmap(&leftovers)?;
+        for record in wanted.arriving.iter().filter(|a| !a.inherited).map(|a| &a.record) {
+            let mapping = mapping_of(&record.file, Avma::new(record.start), "r-xp", record.len);
+            self.memory.add(mapping, &vec![b'v'; record.len as usize])?;
+        }
+        let mut mapped = MappedNear::default();
+        for replacement in wanted.replacements {
+            let model = replacement.mapping();
+            let file = self.memory.find(model.range.start, 0, |region, _| region.file.clone());
+            let mapping = Mapping { range: replacement.range(), ..model.clone() };
+            self.memory.add(mapping, &file.unwrap_or_default())?;
+            mapped.replacements.push(replacement.clone());
+        }
+        Ok(mapped)
+    }
+
+    fn unmap(&mut self, ranges: &[AvmaRange]) -> Result<Duration, ProcessError> {
+        self.memory.0.borrow_mut().retain(|region| !ranges.contains(&region.mapping.range));
+        Ok(Duration::ZERO)
+    }
+
+    fn stop(&mut self, _leaving: &[InstalledVersion]) -> Result<Still<'_>, ProcessError> {
+        Ok(Still(self))
+    }
+
+    fn stop_anywhere(&mut self) -> Result<Still<'_>, ProcessError> {
+        Ok(Still(self))
+    }
+
+    fn wait(&self, _time: Duration) {}
+}
+
 impl TrialHost for FakeHost {
     fn map(&mut self, mapping: Mapping, bytes: &[u8]) {
-        let regions = self.memory.0.get_mut();
-        regions.push(Region { mapping, bytes: bytes.to_vec(), own: BTreeSet::new() });
-        regions.sort_by_key(|region| region.mapping.range.start);
+        self.memory.add(mapping, bytes).expect("nothing is there");
     }
 
     fn peek(&self, at: Avma, len: usize) -> Vec<u8> {
@@ -139,10 +217,6 @@ impl TrialHost for FakeHost {
 
     fn stand(&mut self, thread: i32, registers: Registers) {
         self.contexts.insert(thread, registers);
-    }
-
-    fn stop(&mut self) -> impl StoppedHost {
-        Still(self)
     }
 }
 
@@ -192,6 +266,33 @@ mod tests {
         }
     }
 
+    impl Host for Immovable {
+        type Memory = FakeMemory;
+        type Stopped<'s> = StillImmovable<'s>;
+        fn maps(&self) -> Result<Vec<Mapping>, ProcessError> {
+            self.0.maps()
+        }
+        fn memory(&self) -> Result<FakeMemory, ProcessError> {
+            self.0.memory()
+        }
+        fn is_alive(&self) -> bool {
+            self.0.is_alive()
+        }
+        fn map_near(&mut self, wanted: &ToMap<'_>) -> Result<MappedNear, ProcessError> {
+            self.0.map_near(wanted)
+        }
+        fn unmap(&mut self, ranges: &[AvmaRange]) -> Result<Duration, ProcessError> {
+            self.0.unmap(ranges)
+        }
+        fn stop(&mut self, _leaving: &[InstalledVersion]) -> Result<StillImmovable<'_>, ProcessError> {
+            Ok(StillImmovable(Still(&mut self.0)))
+        }
+        fn stop_anywhere(&mut self) -> Result<StillImmovable<'_>, ProcessError> {
+            Ok(StillImmovable(Still(&mut self.0)))
+        }
+        fn wait(&self, _time: Duration) {}
+    }
+
     impl TrialHost for Immovable {
         fn map(&mut self, mapping: Mapping, bytes: &[u8]) {
             self.0.map(mapping, bytes);
@@ -207,9 +308,6 @@ mod tests {
         }
         fn stand(&mut self, thread: i32, registers: Registers) {
             self.0.stand(thread, registers);
-        }
-        fn stop(&mut self) -> impl StoppedHost {
-            StillImmovable(Still(&mut self.0))
         }
     }
 

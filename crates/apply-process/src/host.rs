@@ -2,17 +2,15 @@
 //!
 //! **Problem.** What a switch does to code, contexts and return addresses is the same wherever the code runs;
 //! how bytes are read and written, and how contexts (threads) are stopped, is not. Idea: everything between
-//! stop and resume is written against two traits. Today's host is a process under `ptrace`
-//! (`ptrace_host.rs`); the tests' host is bytes and contexts in memory (`fake_host.rs`), which fails or dies
-//! between any two steps (`trial_host.rs`). A running kernel could be another one: a loaded module stops the
-//! processors, and its text-patching routine writes.
+//! stop and resume is written against two traits, and what comes before and behind it against a third
+//! (`running_host.rs`). Today's host is a process under `ptrace` (`ptrace_host.rs`, `process_host.rs`); the
+//! tests' host is bytes and contexts in memory (`fake_host.rs`), which fails or dies between any two steps
+//! (`trial_host.rs`). A running kernel could be another one: a loaded module stops the processors, and its
+//! text-patching routine writes.
 //!
 //! **What a host has to keep.** A write of one page or less happens whole or not at all. Writes are seen by
 //! every context before [`StoppedHost::resume`] returns. Contexts do not run between the stop and `resume`,
 //! whatever fails meanwhile.
-//!
-//! **What is not behind it**: mapping versions before the stop (`prepare.rs`) and comparing afterwards, which
-//! a process does while it runs.
 
 use crate::error::ProcessError;
 use crate::stub::StubSite;
@@ -34,6 +32,20 @@ pub(crate) trait CodeMemory {
 
     /// The pages of `range` that do not show what the file holds; an error says why it is not known.
     fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, Why>;
+
+    /// Whether `replacement` shows the same as the mapping `wanted`, but for its own pages.
+    ///
+    /// # Errors
+    /// Why not, or why it is not known.
+    fn shows_the_same(&self, wanted: &Mapping, replacement: AvmaRange) -> Result<(), Why>;
+
+    /// Has what is in use of `code` be at hand in its replacement as well, where that makes a difference.
+    ///
+    /// # Errors
+    /// Why it cannot be known what is in use.
+    fn touch_used(&self, _code: AvmaRange, _replacement: AvmaRange) -> Result<(), Why> {
+        Ok(())
+    }
 
     /// The word at `at`.
     fn read_u64(&self, at: Avma) -> Result<u64, TraceError> {

@@ -1,8 +1,8 @@
-//! A process under `ptrace` as a host of code.
+//! A process under `ptrace` as a host of code: its bytes, and it while it stands still.
 
 use crate::error::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
-use crate::memory::replacement_mapping::own_addresses;
+use crate::memory::replacement_mapping::{is_exact, own_addresses, touch_used};
 use crate::stub::{StubSite, borrow};
 use restitch_address::{Avma, AvmaRange};
 use restitch_apply::Why;
@@ -24,6 +24,14 @@ impl CodeMemory for Memory {
 
     fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, Why> {
         own_addresses(self.pid(), range)
+    }
+
+    fn shows_the_same(&self, wanted: &Mapping, replacement: AvmaRange) -> Result<(), Why> {
+        is_exact(self.pid(), wanted, replacement)
+    }
+
+    fn touch_used(&self, code: AvmaRange, replacement: AvmaRange) -> Result<(), Why> {
+        touch_used(self, code, replacement)
     }
 
     fn read_u64(&self, at: Avma) -> Result<u64, TraceError> {

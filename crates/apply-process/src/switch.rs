@@ -14,22 +14,23 @@ use crate::error::ProcessError;
 use crate::frames::Walker;
 use crate::hook;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
-use crate::installed_version::InstalledVersion;
 use crate::memory::memory_room;
 use crate::memory::replacement_mapping::FilledReplacement;
 use crate::memory::writing::{Page, Sites, verify, write_runs, write_sites};
 use crate::module_moves::{forget_gone, refuse_moved};
 use crate::plan::plan_switch;
-use crate::prepare::{self, Ready, undo, unmap_replacements};
+use crate::prepare::{self, Preparation, Ready, undo, unmap_replacements};
+use crate::process_host::ProcessHost;
 use crate::retire::retire;
+use crate::running_host::Host;
 use crate::slot_retargeting;
 use crate::state::journal::{Journal, VersionKind};
 use crate::switch_plan::{Incoming, SwitchPlan, SwitchReport};
 use crate::target::Target;
-use crate::threads::{ThreadView, forbidden_sites, in_between, move_in, move_out, survey};
+use crate::threads::{ThreadView, forbidden_sites, move_in, move_out, survey};
 use restitch_address::{Avma, AvmaRange, PAGE};
-use restitch_procfs::{self as procfs, Mapping, PageState, Pagemap};
-use restitch_tracee::{Memory, StopTimes, Stopped, TraceError, refuse_shared_memory};
+use restitch_procfs::{self as procfs, Mapping};
+use restitch_tracee::{StopTimes, Stopped, TraceError, refuse_shared_memory};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -141,7 +142,7 @@ fn is_by_move(
 fn try_switch(
     attached: &mut AttachedProcess,
     incoming: &[Incoming<'_>],
-    mut held: Option<Stopped>,
+    held: Option<Stopped>,
 ) -> Result<SwitchReport, ProcessError> {
     attached.target.process.verify()?;
     attached.lock()?;
@@ -156,7 +157,6 @@ fn try_switch(
     };
     let plan = plan_switch(attached, incoming)?;
     let target = attached.now().clone();
-    let walker = Walker::new(&target, &plan.leaving);
     let preparation = prepare::plan(attached, &plan)?;
     if !goes_back {
         memory_room::refuse_without(target.pid(), &plan, &preparation.sites)?;
@@ -166,39 +166,61 @@ fn try_switch(
         false => list(&preparation.journal, attached)?,
     }
     drop(writing);
+    let mut host = ProcessHost { target: &target, stub: &plan.stub, held };
+    switch_on(&mut host, attached, &target, &plan, preparation)
+}
+
+/// A switch whose journal is on disk, on any host.
+///
+/// # Errors
+/// As for [`AttachedProcess::switch`].
+pub(crate) fn switch_on(
+    host: &mut impl Host,
+    attached: &mut AttachedProcess,
+    target: &Target,
+    plan: &SwitchPlan<'_>,
+    preparation: Preparation,
+) -> Result<SwitchReport, ProcessError> {
     let sites = preparation.sites.clone();
+    let stop = Stop { plan, target, sites: &sites };
     let before = std::mem::replace(&mut attached.journal, preparation.journal.clone());
-    let ready = preparation.carry_out(attached, &plan, held.as_mut());
-    let stopped = ready.and_then(|ready| {
-        let stopped = match held.take() {
-            Some(stopped) => stopped,
-            None => stop_at_boundaries(target.pid(), &plan.leaving)?,
-        };
-        let seen = Seen::of(&stopped, &walker)?;
-        Ok((ready, stopped, seen))
-    });
-    let (ready, stopped, seen) = match stopped {
-        Ok(all) => all,
+    let ready = preparation.carry_out(attached, plan, host);
+    let (result, mut report) = match ready.and_then(|ready| change(host, attached, &stop, ready)) {
+        Ok(changed) => changed,
         Err(error) => {
             // What cannot be undone is in the journal; the first error tells more.
-            let _ = undo(attached, before, &plan, held.as_mut());
+            let _ = undo(attached, before, plan, host);
             return Err(error);
         }
     };
-    // Beyond this point the code of the process changes.
-    let stop = Stop { plan: &plan, target: &target, sites: &sites };
-    let (result, mut report) = stop.carry_out(attached, stopped, ready, seen);
-    let result = result.and_then(|done| stop.look_back(attached, done));
+    let result = result.and_then(|done| stop.look_back(host, attached, done));
     // What stays is in the journal.
-    let held = unmap_replacements_soon(attached, &plan);
+    let held = unmap_replacements_soon(attached, host);
     report.borrow_us = report.borrow_us.max(StopTimes::micros(held));
     if result.is_err()
-        && let Ok(maps) = procfs::maps(target.pid())
+        && let Ok(maps) = host.maps()
     {
         attached.journal.retain_mapped(&maps);
     }
     attached.journal.save_if_possible(&attached.dir);
     result.map(|()| report)
+}
+
+/// Stops the host and changes its code.
+///
+/// # Errors
+/// If nothing is changed. What goes wrong later is in what it gives.
+fn change(
+    host: &mut impl Host,
+    attached: &mut AttachedProcess,
+    stop: &Stop<'_>,
+    ready: Ready,
+) -> Result<(Result<Done, ProcessError>, SwitchReport), ProcessError> {
+    let walker = Walker::new(stop.target, &stop.plan.leaving);
+    let stopped = host.stop(&stop.plan.leaving)?;
+    let seen = Seen::of(&stopped, &walker)?;
+    // Beyond this point the code changes.
+    Ok(stop.carry_out(attached, stopped, ready, seen))
 }
 
 /// Lists what is to be done, or leaves on disk what was listed before.
@@ -213,50 +235,35 @@ fn list(planned: &Journal, attached: &AttachedProcess) -> Result<(), ProcessErro
 /// Unmaps what is left of the replacements. Where no thread can be borrowed just now (they come and go, or
 /// all wait in the kernel), it is tried again for a moment; then they stay, unused, until the next switch.
 /// Gives the time for which a thread was held.
-fn unmap_replacements_soon(attached: &mut AttachedProcess, plan: &SwitchPlan<'_>) -> Duration {
+fn unmap_replacements_soon(attached: &mut AttachedProcess, host: &mut impl Host) -> Duration {
     for pause in [1, 4, 16, 64] {
-        match unmap_replacements(attached, plan) {
+        match unmap_replacements(attached, host) {
             Ok(held) => return held,
-            Err(_) => std::thread::sleep(Duration::from_millis(pause)),
+            Err(_) => host.wait(Duration::from_millis(pause)),
         }
     }
-    unmap_replacements(attached, plan).unwrap_or_default()
-}
-
-/// Stops all threads where a version has original equivalents, by trying again: such windows are a few
-/// instructions long. (Stepping out of them is no way: a thread that is being stepped when this program is
-/// killed ends by SIGTRAP.) After many tries it is accepted; the version is kept then.
-fn stop_at_boundaries(pid: i32, leaving: &[InstalledVersion]) -> Result<Stopped, ProcessError> {
-    const MOST_TRIES: u32 = 40;
-    let mut stopped = Stopped::seize_all_to_borrow(pid)?;
-    for attempt in 1..MOST_TRIES {
-        if !in_between(&stopped, leaving)? {
-            break;
-        }
-        stopped.resume();
-        // Odd times, so as not to meet a loop at the same place again and again.
-        std::thread::sleep(Duration::from_micros(37 * u64::from(attempt)));
-        stopped = Stopped::seize_all_to_borrow(pid)?;
-    }
-    Ok(stopped)
+    unmap_replacements(attached, host).unwrap_or_default()
 }
 
 /// Compares the code that was put in place. The process runs: what it has unmapped meanwhile does not count,
 /// whatever is there by now.
-fn read_back(target: &Target, mut pages: Vec<Page>, sites: &Sites) -> Result<(), ProcessError> {
-    let compare = |pages: &[Page]| {
-        let memory = Memory::open_read_only(target.pid())?;
-        verify(&memory, pages, sites)
-    };
+fn read_back(
+    host: &impl Host,
+    target: &Target,
+    mut pages: Vec<Page>,
+    sites: &Sites,
+) -> Result<(), ProcessError> {
     // What is left out was unmapped, or mapped anew, since; the rest has to be right.
-    while let Err(error) = compare(&pages) {
-        let maps = procfs::maps(target.pid()).unwrap_or_default();
-        if !target.process.is_alive() || maps.is_empty() {
+    while let Err(error) = host.memory().and_then(|memory| verify(&memory, &pages, sites)) {
+        let maps = host.maps().unwrap_or_default();
+        if !host.is_alive() || maps.is_empty() {
             break;
         }
         let all = pages.len();
         retain_there(target, &maps, &mut pages);
-        retain_own(target.pid(), &mut pages);
+        if let Ok(memory) = host.memory() {
+            retain_own(&memory, &mut pages);
+        }
         if pages.len() == all {
             return Err(error);
         }
@@ -267,12 +274,11 @@ fn read_back(target: &Target, mut pages: Vec<Page>, sites: &Sites) -> Result<(),
 /// Takes out of `pages` those that are the file's, not the process's own, by the page table: whatever was
 /// written there, a library was closed and opened again at the same place since. All stay if the kernel does
 /// not tell.
-fn retain_own(pid: i32, pages: &mut Vec<Page>) {
-    let Ok(table) = Pagemap::open(pid) else { return };
+fn retain_own(memory: &impl CodeMemory, pages: &mut Vec<Page>) {
     let is_own = |(at, bytes): &Page| {
         let end = *at + bytes.len() as u64;
-        let states = table.states(AvmaRange::between(at.align_down(PAGE), end.align_up(PAGE)));
-        states.map_or(true, |states| states.into_iter().any(PageState::is_own))
+        let own = memory.own_pages(AvmaRange::between(at.align_down(PAGE), end.align_up(PAGE)));
+        own.map_or(true, |own| !own.is_empty())
     };
     pages.retain(is_own);
 }
@@ -382,8 +388,13 @@ impl Stop<'_> {
 
     /// After the stop: changes that somebody else has made to the old code while the replacements were filled
     /// are made once more, and everything is read back.
-    fn look_back(&self, attached: &AttachedProcess, done: Done) -> Result<(), ProcessError> {
-        let memory = Memory::open_read_only(self.target.pid())?;
+    fn look_back(
+        &self,
+        host: &mut impl Host,
+        attached: &AttachedProcess,
+        done: Done,
+    ) -> Result<(), ProcessError> {
+        let memory = host.memory()?;
         let sites = self.sites.outside(&[], &done.forbidden);
         let (mut changed, mut pages) = (Vec::new(), done.written);
         for replacement in done.replacements {
@@ -391,13 +402,13 @@ impl Stop<'_> {
             pages.extend(replacement.into_pages());
         }
         if !changed.is_empty() {
-            let stopped = Stopped::seize_all(self.target.pid())?;
+            let stopped = host.stop_anywhere()?;
             retain_there(self.target, &stopped.maps()?, &mut changed);
             write_runs(stopped.memory(), &changed)?;
             stopped.resume();
             pages.retain(|(at, _)| changed.iter().all(|c| c.0 != *at));
         }
-        read_back(self.target, pages, self.sites)
+        read_back(host, self.target, pages, self.sites)
     }
 
     /// The replacements whose mappings are still as planned on.
@@ -491,6 +502,7 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use restitch_tracee::Memory;
 
     #[test]
     fn what_is_the_files_again_does_not_count() {
@@ -498,7 +510,7 @@ mod tests {
         let written = Avma::new(own.as_ptr() as u64).align_up(PAGE);
         let code = Avma::new(what_is_the_files_again_does_not_count as fn() as usize as u64);
         let mut pages = vec![(code, vec![0; 5]), (written, vec![1; PAGE as usize])];
-        retain_own(std::process::id() as i32, &mut pages);
+        retain_own(&Memory::open_read_only(std::process::id() as i32).expect("our own"), &mut pages);
         assert_eq!(pages.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [written]);
     }
 }

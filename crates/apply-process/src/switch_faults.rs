@@ -1,37 +1,33 @@
-//! Whole stops of a switch on any host that tests can fill, with a fault at each step: afterwards the code is
+//! Whole switches on any host that tests can fill, with a fault at each step: afterwards the code is
 //! a correct program, and giving the original code back gives the original bytes back. [`keeps_contract`] is
 //! a test for each host.
 //!
-//! What runs is the code that changes processes ([`Stop::carry_out`]). Not covered: return addresses that a
-//! walk finds, and the unwinder's hook, which need a program with tables (`crates/cli/tests/kill.rs` has
-//! these).
+//! What runs is the code that changes processes ([`switch_on`]): mapping, the stop, reading back, unmapping.
+//! Not covered: return addresses that a walk finds, and the unwinder's hook, which need a program with tables
+//! (`crates/cli/tests/kill.rs` has these).
 
 use crate::attached_process::AttachedProcess;
 use crate::entry_patch::{LEN, jump};
 use crate::error::ProcessError;
-use crate::frames::Walker;
 use crate::installed_version::InstalledVersion;
-use crate::memory::replacement_mapping::FilledReplacement;
-use crate::memory::writing::Sites;
 use crate::patches::PatchSet;
-use crate::prepare::{Ready, planned_journal};
+use crate::prepare::Around;
 use crate::reverse::ReverseMap;
-use crate::state::journal::{Journal, JournalVersion, VersionKind};
+use crate::state::journal::{Journal, JournalReplacement, JournalVersion, VersionKind};
 use crate::state::map_file::StoredMap;
 use crate::state::store::StateDir;
 use crate::stub::StubSite;
-use crate::switch::{Seen, Stop};
+use crate::switch::switch_on;
 use crate::switch_plan::{Arriving, SlotChange, SwitchPlan, SwitchReport};
 use crate::target::Target;
-use crate::trial_host::{Fault, Faults, Faulty, TrialHost, mapping};
+use crate::trial_host::{Fault, Faults, FaultyHost, TrialHost, mapping};
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_emit::{AddressMap, MapPiece, PieceKind, Redirect, RedirectKind};
-use restitch_procfs::{Mapping, ProcessId};
+use restitch_procfs::ProcessId;
 use restitch_testkit::scratch;
 use restitch_tracee::Registers;
 use restitch_x86::patch::Patch;
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 /// The original code, two pages, and its functions in it.
 const CODE: u64 = 0x1000_0000;
@@ -41,8 +37,6 @@ const BRANCH_ONLY: u64 = FUNCTIONS[2];
 const FUNCTION_LEN: u32 = 0x40;
 /// Two versions, a page each.
 const VERSIONS: [u64; 2] = [0x2000_0000, 0x2800_0000];
-/// Where a replacement mapping is made.
-const REPLACEMENT: u64 = 0x4000_0000;
 /// A slot that leads to the first function.
 const SLOT: u64 = 0x5000_0010;
 const STACKS: u64 = 0x7000_0000;
@@ -59,7 +53,6 @@ enum By {
 struct World<H> {
     host: H,
     faults: Faults,
-    code: Mapping,
     original: Vec<u8>,
     attached: AttachedProcess,
     /// What is on disk.
@@ -76,7 +69,7 @@ fn pieces(version: u64) -> Vec<MapPiece> {
     FUNCTIONS.iter().enumerate().map(piece).collect()
 }
 
-fn record(number: usize) -> JournalVersion {
+fn record(number: usize, dir: &StateDir) -> JournalVersion {
     JournalVersion {
         number: number as u32,
         kind: VersionKind::Optimized,
@@ -84,8 +77,8 @@ fn record(number: usize) -> JournalVersion {
         bias: 0,
         start: VERSIONS[number],
         len: PAGE,
-        file: "version".into(),
-        map_file: "map".into(),
+        file: dir.path().join(format!("fake.{number}.restitch-version")),
+        map_file: dir.path().join(format!("fake.{number}.restitch-map")),
         eh_frame_hdr: 0,
         counters: None,
         retired: false,
@@ -100,7 +93,7 @@ fn installed(number: usize) -> InstalledVersion {
     let redirects = pieces.iter().map(redirect).collect();
     InstalledVersion {
         number: number as u32,
-        range: record(number).range(),
+        range: AvmaRange::new(Avma::new(VERSIONS[number]), PAGE),
         bias: LoadBias::between(Svma::new(0), Avma::new(0)),
         module: None,
         stored: StoredMap { map: AddressMap { pieces, ..AddressMap::default() }, redirects },
@@ -113,11 +106,7 @@ impl<H: TrialHost> World<H> {
     fn new(dir: StateDir) -> Self {
         let mut host = H::default();
         let original: Vec<u8> = (0..2 * PAGE).map(|i| (i % 251) as u8).collect();
-        let code = mapping(Avma::new(CODE), "r-xp", 2 * PAGE);
-        host.map(code.clone(), &original);
-        for version in VERSIONS {
-            host.map(mapping(Avma::new(version), "r-xp", PAGE), &[b'v'; PAGE as usize]);
-        }
+        host.map(mapping(Avma::new(CODE), "r-xp", 2 * PAGE), &original);
         host.map(mapping(Avma::new(SLOT).align_down(PAGE), "r--p", PAGE), &[0; PAGE as usize]);
         host.map(mapping(Avma::new(STACKS), "rw-p", PAGE), &[0; PAGE as usize]);
         host.poke(Avma::new(SLOT), &FUNCTIONS[0].to_le_bytes());
@@ -134,11 +123,14 @@ impl<H: TrialHost> World<H> {
             Target { process, modules: Vec::new(), program: 0, unreadable: Vec::new(), text_moved: false };
         let saved = Journal::new(process);
         let attached = AttachedProcess::of_target(target, dir, saved.clone());
-        Self { host, faults: Faults::default(), code, original, attached, saved }
+        Self { host, faults: Faults::default(), original, attached, saved }
     }
 
-    /// The stop of a switch to version `to`, or to none.
+    /// A switch to version `to`, or to none, from the journal on.
     fn switch(&mut self, to: Option<usize>, by: By) -> Result<SwitchReport, ProcessError> {
+        let maps = self.host.maps()?;
+        // As whoever opens a process does.
+        self.attached.journal.retain_mapped(&maps);
         let mut patches = PatchSet::default();
         for piece in to.iter().flat_map(|number| pieces(VERSIONS[*number])) {
             let (at, to) = (Avma::new(piece.original.get()), Avma::new(piece.version.get()));
@@ -148,7 +140,8 @@ impl<H: TrialHost> World<H> {
         }
         let arriving = to.iter().map(|number| {
             let reverse = ReverseMap::new(&pieces(VERSIONS[*number]));
-            Arriving { record: record(*number), visible: true, reverse, inherited: false }
+            let record = record(*number, &self.attached.dir);
+            Arriving { record, visible: true, reverse, inherited: false }
         });
         let there = &self.attached.journal.versions;
         let leaving = there.iter().map(|v| v.number as usize).filter(|number| Some(*number) != to);
@@ -161,42 +154,30 @@ impl<H: TrialHost> World<H> {
             patches,
             forwarding: vec![BTreeSet::new(); leaving.len()],
             leaving,
-            stub: StubSite { at: Avma::new(CODE), bytes: Vec::new() },
+            // No thread is borrowed.
+            stub: StubSite { at: Avma::new(0), bytes: Vec::new() },
             slots: vec![SlotChange { at: Avma::new(SLOT), from: held, to: wanted }],
         };
-        self.saved = planned_journal(&self.attached.journal, &plan);
-        self.attached.journal = self.saved.clone();
-        let sites = Sites::new(&self.attached.journal, &plan.patches);
-        let mut ready = Ready { replacements: Vec::new(), refused: Vec::new(), held: Duration::ZERO };
+        let around = Around { maps: &maps, heap_start: None, new_hook: None };
+        let preparation = around.plan(&self.attached.journal, &plan);
+        self.saved = preparation.journal.clone();
         self.faults.exchanges_nothing.set(by == By::NoExchange);
-        if by != By::Writes {
-            ready.replacements.push(self.replacement(&sites)?);
-        }
+        self.faults.maps_no_replacements.set(by == By::Writes);
         let target = self.attached.target.clone();
-        let walker = Walker::new(&target, &plan.leaving);
-        let stopped = Faulty { host: self.host.stop(), faults: &self.faults };
-        let seen = Seen::of(&stopped, &walker)?;
-        let stop = Stop { plan: &plan, target: &target, sites: &sites };
-        let (result, report) = stop.carry_out(&mut self.attached, stopped, ready, seen);
-        result.map(|_| report)
+        let mut host = FaultyHost { host: &mut self.host, faults: &self.faults };
+        switch_on(&mut host, &mut self.attached, &target, &plan, preparation)
     }
 
-    /// A mapping with the code that is to be, made while the host runs.
-    fn replacement(&mut self, sites: &Sites) -> Result<FilledReplacement, ProcessError> {
-        let at = Avma::new(REPLACEMENT);
-        self.host.map(mapping(at, "r-xp", 2 * PAGE), &self.original);
-        let filled = FilledReplacement::in_memory(
-            &self.code,
-            at,
-            &self.attached.journal,
-            &self.original,
-            &self.host.peek(self.code.range.start, self.original.len()),
-            sites,
-        )?;
-        filled.pages().iter().for_each(|(page, bytes)| {
-            self.host.poke(at + page.offset_from(self.code.range.start) as u64, bytes);
-        });
-        Ok(filled)
+    /// What is mapped besides what was there from the beginning is in `journal`.
+    fn assert_known(&self, journal: &Journal, after: &str) {
+        let versions = journal.versions.iter().map(JournalVersion::range);
+        let known: Vec<AvmaRange> =
+            versions.chain(journal.replacements.iter().map(JournalReplacement::range)).collect();
+        let is_old =
+            |range: AvmaRange| [CODE, SLOT, STACKS].into_iter().any(|at| range.contains(Avma::new(at)));
+        let maps = self.host.maps().expect("of the host");
+        let unknown = maps.into_iter().find(|m| !is_old(m.range) && !known.contains(&m.range));
+        assert_eq!(unknown, None, "{after}: nobody knows of it");
     }
 
     /// No context stands, and none returns, in bytes that have become part of a jump; each place holds its
@@ -227,6 +208,8 @@ impl<H: TrialHost> World<H> {
         assert!(code == self.original, "{after}: the code is another one");
         assert_eq!(word(&self.host.peek(Avma::new(SLOT), 8)).get(), FUNCTIONS[0], "{after}: the slot");
         assert!(self.attached.journal.patches.is_empty(), "{after}: {:?}", self.attached.journal.patches);
+        assert!(self.attached.journal.replacements.is_empty(), "{after}: replacements");
+        self.assert_known(&self.attached.journal, after);
         let code = AvmaRange::new(Avma::new(CODE), 2 * PAGE);
         let away = self.host.contexts().into_values().find(|registers| !code.contains(registers.rip));
         assert_eq!(away, None, "{after}: it is in a version");
@@ -273,7 +256,7 @@ fn a_switch_is_whole_and_going_back_gives_the_original_bytes<H: TrialHost>(dir: 
             (2, 2, 3, 1),
             "{by:?}"
         );
-        assert_eq!(report.written_in_stop.is_empty(), by != By::NoExchange, "{by:?}");
+        assert_eq!(report.written_in_stop.is_empty(), by == By::Exchange, "{by:?}");
         let jump_to = |number: usize| jump(Avma::new(FUNCTIONS[0]), Avma::new(VERSIONS[number]));
         let found = |world: &World<H>| world.host.peek(Avma::new(FUNCTIONS[0]), LEN);
         assert_eq!(Some(found(&world)), jump_to(0).map(|jump| jump.bytes().to_vec()), "{by:?}");
@@ -305,6 +288,7 @@ fn whatever_step_fails_the_program_is_correct_and_can_go_back<H: TrialHost>(dir:
                 if fault == Fault::Dies {
                     world.attached.journal = world.saved.clone();
                 }
+                world.assert_known(&world.attached.journal, &after);
                 let back = world.switch(None, By::Writes);
                 assert!(back.is_ok(), "{after}: {back:?}");
                 world.assert_original(&after);

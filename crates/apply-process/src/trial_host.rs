@@ -6,6 +6,8 @@
 
 use crate::error::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
+use crate::installed_version::InstalledVersion;
+use crate::running_host::{Host, MappedNear, ToMap};
 use crate::stub::StubSite;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_apply::Why;
@@ -13,11 +15,13 @@ use restitch_procfs::{self as procfs, Mapping};
 use restitch_tracee::{Registers, StopTimes, TraceError, Unborrowable};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::slice;
+use std::time::Duration;
 
 /// What tests ask of a host besides. It is empty to begin with.
-pub(crate) trait TrialHost: Default {
-    /// Maps `bytes`, as in `mapping`.
+pub(crate) trait TrialHost: Host + Default {
+    /// Maps `bytes`, as in `mapping`, of a file that has them.
     fn map(&mut self, mapping: Mapping, bytes: &[u8]);
     /// The `len` bytes at `at`, which are mapped.
     fn peek(&self, at: Avma, len: usize) -> Vec<u8>;
@@ -27,13 +31,17 @@ pub(crate) trait TrialHost: Default {
     fn contexts(&self) -> BTreeMap<i32, Registers>;
     /// Has a context stand there.
     fn stand(&mut self, thread: i32, registers: Registers);
-    /// Stops it.
-    fn stop(&mut self) -> impl StoppedHost;
 }
 
 /// `len` bytes of a file at `at`, with permissions as a memory map has them.
 pub(crate) fn mapping(at: Avma, permissions: &str, len: u64) -> Mapping {
-    let line = format!("{:x}-{:x} {permissions} 00000000 08:01 7 /trial\n", at.get(), (at + len).get());
+    mapping_of(Path::new("/trial"), at, permissions, len)
+}
+
+/// The same of the file `path`.
+pub(crate) fn mapping_of(path: &Path, at: Avma, permissions: &str, len: u64) -> Mapping {
+    let (start, end) = (at.get(), (at + len).get());
+    let line = format!("{start:x}-{end:x} {permissions} 00000000 08:01 7 {}\n", path.display());
     procfs::parse_maps(line.as_bytes()).expect("a line of a memory map").swap_remove(0)
 }
 
@@ -54,6 +62,8 @@ pub(crate) struct Faults {
     dead: Cell<bool>,
     /// Mappings cannot be exchanged just now.
     pub exchanges_nothing: Cell<bool>,
+    /// Code cannot be mapped once more.
+    pub maps_no_replacements: Cell<bool>,
 }
 
 impl Faults {
@@ -88,20 +98,44 @@ impl Faults {
     }
 }
 
-/// A host that stands still, with faults. Whatever can happen in part is a step for each part.
+/// What has the bytes of a host.
+pub(crate) trait HasBytes {
+    type Bytes: CodeMemory;
+    fn bytes(&self) -> &Self::Bytes;
+}
+
+impl<H: StoppedHost> HasBytes for H {
+    type Bytes = H::Memory;
+    fn bytes(&self) -> &H::Memory {
+        self.memory()
+    }
+}
+
+/// The bytes of a host that runs.
+pub(crate) struct Running<M>(M);
+
+impl<M: CodeMemory> HasBytes for Running<M> {
+    type Bytes = M;
+    fn bytes(&self) -> &M {
+        &self.0
+    }
+}
+
+/// A host that stands still, or the bytes of one that runs, with faults. Whatever can happen in part is a
+/// step for each part.
 pub(crate) struct Faulty<'a, H> {
     pub host: H,
     pub faults: &'a Faults,
 }
 
-impl<H: StoppedHost> CodeMemory for Faulty<'_, H> {
+impl<H: HasBytes> CodeMemory for Faulty<'_, H> {
     fn pid(&self) -> i32 {
-        self.host.memory().pid()
+        self.host.bytes().pid()
     }
 
     fn read_vec(&self, at: Avma, len: usize) -> Result<Vec<u8>, TraceError> {
         self.faults.step()?;
-        self.host.memory().read_vec(at, len)
+        self.host.bytes().read_vec(at, len)
     }
 
     fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), TraceError> {
@@ -109,7 +143,7 @@ impl<H: StoppedHost> CodeMemory for Faulty<'_, H> {
         while !rest.is_empty() {
             self.faults.step()?;
             let len = (at.align_down(PAGE) + PAGE).offset_from(at).min(rest.len() as i64) as usize;
-            self.host.memory().write(at, &rest[..len])?;
+            self.host.bytes().write(at, &rest[..len])?;
             (at, rest) = (at + len as u64, &rest[len..]);
         }
         Ok(())
@@ -117,18 +151,28 @@ impl<H: StoppedHost> CodeMemory for Faulty<'_, H> {
 
     fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, Why> {
         self.faults.step()?;
-        self.host.memory().own_pages(range)
+        self.host.bytes().own_pages(range)
+    }
+
+    fn shows_the_same(&self, wanted: &Mapping, replacement: AvmaRange) -> Result<(), Why> {
+        self.faults.step()?;
+        self.host.bytes().shows_the_same(wanted, replacement)
+    }
+
+    fn touch_used(&self, code: AvmaRange, replacement: AvmaRange) -> Result<(), Why> {
+        self.faults.step()?;
+        self.host.bytes().touch_used(code, replacement)
     }
 
     fn read_u64(&self, at: Avma) -> Result<u64, TraceError> {
         self.faults.step()?;
-        self.host.memory().read_u64(at)
+        self.host.bytes().read_u64(at)
     }
 
     fn read_many(&self, requests: &[(Avma, usize)]) -> Vec<Option<Vec<u8>>> {
         let one = |request| {
             self.faults.step().ok()?;
-            self.host.memory().read_many(&[request]).pop()?
+            self.host.bytes().read_many(&[request]).pop()?
         };
         requests.iter().copied().map(one).collect()
     }
@@ -136,14 +180,12 @@ impl<H: StoppedHost> CodeMemory for Faulty<'_, H> {
     fn write_words(&self, words: &[(Avma, u64)]) -> Result<(), TraceError> {
         words.iter().try_for_each(|word| {
             self.faults.step()?;
-            self.host.memory().write_words(&[*word])
+            self.host.bytes().write_words(&[*word])
         })
     }
 
     fn holds(&self, expected: &[(Avma, Vec<u8>)]) -> bool {
-        expected
-            .iter()
-            .all(|one| self.faults.step().is_ok() && self.host.memory().holds(slice::from_ref(one)))
+        expected.iter().all(|one| self.faults.step().is_ok() && self.host.bytes().holds(slice::from_ref(one)))
     }
 }
 
@@ -191,5 +233,79 @@ impl<H: StoppedHost> StoppedHost for Faulty<'_, H> {
 
     fn resume(self) -> StopTimes {
         self.host.resume()
+    }
+}
+
+/// A host whose contexts run, with faults.
+pub(crate) struct FaultyHost<'a, H> {
+    pub host: &'a mut H,
+    pub faults: &'a Faults,
+}
+
+impl<'a, H: Host> Host for FaultyHost<'a, H> {
+    type Memory = Faulty<'a, Running<H::Memory>>;
+    type Stopped<'s>
+        = Faulty<'s, H::Stopped<'s>>
+    where
+        Self: 's;
+
+    fn maps(&self) -> Result<Vec<Mapping>, ProcessError> {
+        self.faults.step()?;
+        self.host.maps()
+    }
+
+    fn memory(&self) -> Result<Self::Memory, ProcessError> {
+        self.faults.step()?;
+        Ok(Faulty { host: Running(self.host.memory()?), faults: self.faults })
+    }
+
+    fn is_alive(&self) -> bool {
+        self.host.is_alive()
+    }
+
+    fn map_near(&mut self, wanted: &ToMap<'_>) -> Result<MappedNear, ProcessError> {
+        let nothing =
+            ToMap { arriving: &[], incoming: &[], new_hook: None, replacements: &[], leftovers: &[] };
+        for left in wanted.leftovers {
+            self.faults.step()?;
+            self.host.map_near(&ToMap { leftovers: slice::from_ref(left), ..nothing })?;
+        }
+        for version in wanted.arriving {
+            self.faults.step()?;
+            self.host.map_near(&ToMap { arriving: slice::from_ref(version), ..nothing })?;
+        }
+        let mut mapped = MappedNear::default();
+        for replacement in wanted.replacements {
+            if self.faults.maps_no_replacements.get() {
+                mapped.refused.push((replacement.replaces(), "it was chosen to have none".into()));
+                continue;
+            }
+            self.faults.step()?;
+            let one = ToMap { replacements: slice::from_ref(replacement), ..nothing };
+            mapped.replacements.extend(self.host.map_near(&one)?.replacements);
+        }
+        Ok(mapped)
+    }
+
+    fn unmap(&mut self, ranges: &[AvmaRange]) -> Result<Duration, ProcessError> {
+        for range in ranges {
+            self.faults.step()?;
+            self.host.unmap(slice::from_ref(range))?;
+        }
+        Ok(Duration::ZERO)
+    }
+
+    fn stop(&mut self, leaving: &[InstalledVersion]) -> Result<Self::Stopped<'_>, ProcessError> {
+        self.faults.step()?;
+        Ok(Faulty { host: self.host.stop(leaving)?, faults: self.faults })
+    }
+
+    fn stop_anywhere(&mut self) -> Result<Self::Stopped<'_>, ProcessError> {
+        self.faults.step()?;
+        Ok(Faulty { host: self.host.stop_anywhere()?, faults: self.faults })
+    }
+
+    fn wait(&self, time: Duration) {
+        self.host.wait(time);
     }
 }

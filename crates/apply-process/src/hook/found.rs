@@ -4,6 +4,7 @@ use crate::hook::data::DATA_LEN;
 use crate::hook::detours::detoured;
 use crate::hook::page::{self, GENERATION_AT, ORIGINAL_AT};
 use crate::hook::sites::{FindSite, Sites, read_page};
+use crate::host::CodeMemory;
 use crate::state::hook_journal::JournalHook;
 use crate::state::hook_journal::{CODE_LEN, TABLE_AT};
 use crate::target::Target;
@@ -36,7 +37,7 @@ pub(crate) fn recognise(target: &Target, memory: &Memory) -> Option<JournalHook>
 }
 
 /// Whether what the journal's hook names is there, or is the untouched memory that was mapped for it.
-pub(crate) fn is_there(hook: &JournalHook, memory: &Memory) -> bool {
+pub(crate) fn is_there(hook: &JournalHook, memory: &impl CodeMemory) -> bool {
     let bytes = memory.read_vec(Avma::new(hook.page), CODE_LEN as usize).unwrap_or_default();
     page::is_ours(&bytes) || (!bytes.is_empty() && bytes.iter().all(|b| *b == 0))
 }

@@ -134,7 +134,7 @@ pub(crate) fn map(batch: &mut Batch, hook: &JournalHook) {
 
 /// Makes the pages with detours the process's own, by writing what is there: so they are laid out with the
 /// other changes before the stop, although the detours come first in it.
-pub(crate) fn own_pages(memory: &Memory, hook: &JournalHook) -> Result<(), ProcessError> {
+pub(crate) fn own_pages(memory: &impl CodeMemory, hook: &JournalHook) -> Result<(), ProcessError> {
     for detour in &hook.detours {
         memory.write(Avma::new(detour.at), detour.original.bytes())?;
     }

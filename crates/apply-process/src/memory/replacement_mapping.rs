@@ -153,6 +153,12 @@ impl PlannedReplacement {
         path.unwrap_or_default()
     }
 
+    /// The mapping that it is for.
+    #[cfg(test)]
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
     /// Maps it, empty as yet.
     pub fn map(&self, batch: &mut Batch, fd: RemoteFd) {
         let backing = Backing::Private(fd, self.mapping.offset);
@@ -163,42 +169,17 @@ impl PlannedReplacement {
         self.at + at.offset_from(self.mapping.range.start) as u64
     }
 
-    /// Whether the replacement shows the same as the mapping, to the kernel's own mind.
-    fn is_exact(&self, pid: i32) -> Result<(), Why> {
-        let maps = procfs::maps(pid)?;
-        let replacement =
-            maps.iter().find(|m| m.range == self.range()).ok_or("the replacement is not there")?;
-        let wanted = &self.mapping;
-        let same_file = (replacement.device, replacement.inode, replacement.offset)
-            == (wanted.device, wanted.inode, wanted.offset);
-        if !same_file || replacement.permissions != wanted.permissions {
-            return Err("the file that it shows can no longer be opened by its name".into());
-        }
-        if !maps.contains(wanted) {
-            return Err("the mapping has changed".into());
-        }
-        let starts = [wanted.range.start, self.at];
-        let flags = procfs::mapping_flags(pid, &starts)?;
-        let [Some(theirs), Some(ours)] = <[_; 2]>::try_from(flags).unwrap_or_default() else {
-            return Err("the kernel does not tell its flags".into());
-        };
-        match theirs == ours {
-            true => Ok(()),
-            false => Err(format!("its kernel flags are special ({theirs:?})").into()),
-        }
-    }
-
     /// Gives the replacement the code that is to be, and reads it back. `stub`: where a borrowed thread's
     /// stub will be while the mappings are exchanged.
     pub fn fill(
         self,
         journal: &Journal,
-        memory: &Memory,
+        memory: &impl CodeMemory,
         sites: &Sites,
         stub: &StubSite,
     ) -> Result<Result<FilledReplacement, (Avma, Why)>, ProcessError> {
         let replaces = self.replaces();
-        if let Err(why) = self.is_exact(memory.pid()) {
+        if let Err(why) = memory.shows_the_same(&self.mapping, self.range()) {
             return Ok(Err((replaces, why)));
         }
         let own = match self.own_pages(memory) {
@@ -215,8 +196,8 @@ impl PlannedReplacement {
     }
 
     /// The pages of the mapping that are the process's own.
-    fn own_pages(&self, memory: &Memory) -> Result<Vec<Page>, Why> {
-        let own = own_addresses(memory.pid(), self.mapping.range)?;
+    fn own_pages(&self, memory: &impl CodeMemory) -> Result<Vec<Page>, Why> {
+        let own = memory.own_pages(self.mapping.range)?;
         let requests: Vec<_> = own.iter().map(|at| (*at, PAGE as usize)).collect();
         let contents: Option<Vec<_>> = memory.read_many(&requests).into_iter().collect();
         Ok(own.into_iter().zip(contents.ok_or("its pages cannot be read")?).collect())
@@ -226,7 +207,7 @@ impl PlannedReplacement {
     fn lay_out(
         &self,
         journal: &Journal,
-        memory: &Memory,
+        memory: &impl CodeMemory,
         sites: &Sites,
         own: &[Page],
     ) -> Result<(Vec<Page>, bool), ProcessError> {
@@ -254,7 +235,7 @@ impl PlannedReplacement {
     }
 
     /// Writes the pages, compares, and makes the kernel enter into the page table what is in use.
-    fn write(&self, memory: &Memory, pages: &[Page], stub: &StubSite) -> Result<(), Why> {
+    fn write(&self, memory: &impl CodeMemory, pages: &[Page], stub: &StubSite) -> Result<(), Why> {
         let there: Vec<Page> =
             pages.iter().map(|(at, bytes)| (self.in_replacement(*at), bytes.clone())).collect();
         write_runs(memory, &there)?;
@@ -266,25 +247,47 @@ impl PlannedReplacement {
         if self.mapping.range.contains(stub.at) {
             memory.write(self.in_replacement(stub.at), &stub.code())?;
         }
-        self.touch_used(memory)
+        memory.touch_used(self.mapping.range, self.range())
     }
+}
 
-    /// Pages that the process has in its page table are read once in the replacement, so that the process
-    /// need not fault for them after the exchange.
-    fn touch_used(&self, memory: &Memory) -> Result<(), Why> {
-        let states = |range| Pagemap::open(memory.pid()).and_then(|map| map.states(range));
-        let used = states(self.mapping.range)?;
-        let there = states(self.range())?;
-        let page = |block: usize| {
-            let end = (block + AROUND).min(used.len());
-            (block..end).find(|i| used[*i].present && !there[*i].present)
-        };
-        let pages = (0..used.len()).step_by(AROUND).filter_map(page);
-        let requests: Vec<_> = pages.map(|page| (self.at + page as u64 * PAGE, 1)).collect();
-        // A page that cannot be read is not used.
-        memory.read_many(&requests);
-        Ok(())
+/// Whether `replacement` shows the same as the mapping `wanted`, to the kernel's own mind.
+pub(crate) fn is_exact(pid: i32, wanted: &Mapping, replacement: AvmaRange) -> Result<(), Why> {
+    let maps = procfs::maps(pid)?;
+    let found = maps.iter().find(|m| m.range == replacement).ok_or("the replacement is not there")?;
+    let same_file = (found.device, found.inode, found.offset) == (wanted.device, wanted.inode, wanted.offset);
+    if !same_file || found.permissions != wanted.permissions {
+        return Err("the file that it shows can no longer be opened by its name".into());
     }
+    if !maps.contains(wanted) {
+        return Err("the mapping has changed".into());
+    }
+    let starts = [wanted.range.start, replacement.start];
+    let flags = procfs::mapping_flags(pid, &starts)?;
+    let [Some(theirs), Some(ours)] = <[_; 2]>::try_from(flags).unwrap_or_default() else {
+        return Err("the kernel does not tell its flags".into());
+    };
+    match theirs == ours {
+        true => Ok(()),
+        false => Err(format!("its kernel flags are special ({theirs:?})").into()),
+    }
+}
+
+/// Pages of `code` that the process has in its page table are read once in the replacement, so that the
+/// process need not fault for them after the exchange.
+pub(crate) fn touch_used(memory: &Memory, code: AvmaRange, replacement: AvmaRange) -> Result<(), Why> {
+    let states = |range| Pagemap::open(memory.pid()).and_then(|map| map.states(range));
+    let used = states(code)?;
+    let there = states(replacement)?;
+    let page = |block: usize| {
+        let end = (block + AROUND).min(used.len());
+        (block..end).find(|i| used[*i].present && !there[*i].present)
+    };
+    let pages = (0..used.len()).step_by(AROUND).filter_map(page);
+    let requests: Vec<_> = pages.map(|page| (replacement.start + page as u64 * PAGE, 1)).collect();
+    // A page that cannot be read is not used.
+    memory.read_many(&requests);
+    Ok(())
 }
 
 /// The pages of `range` that are the process's own, by its page table.
@@ -386,36 +389,6 @@ impl FilledReplacement {
             }
         }
         Ok(out)
-    }
-
-    /// One of `mapping`, at `at`, whose pages are `pristine` in the file and hold what was `found`: for hosts
-    /// that are no process.
-    #[cfg(test)]
-    pub fn in_memory(
-        mapping: &Mapping,
-        at: Avma,
-        journal: &Journal,
-        pristine: &[u8],
-        found: &[u8],
-        sites: &Sites,
-    ) -> Result<Self, ProcessError> {
-        let (mut own, mut pages) = (Vec::new(), Vec::new());
-        let both = pristine.chunks(PAGE as usize).zip(found.chunks(PAGE as usize)).enumerate();
-        for (i, (pristine, found)) in both {
-            let page = mapping.range.start + i as u64 * PAGE;
-            let mut wanted = found.to_vec();
-            lay(journal, page, &mut wanted, sites.of_page(page))?;
-            own.extend((found != pristine).then(|| (page, found.to_vec())));
-            pages.extend((wanted != pristine).then_some((page, wanted)));
-        }
-        let planned = PlannedReplacement { mapping: mapping.clone(), at, keep: at, can_keep: false };
-        Ok(Self { planned, own, pages, can_keep: false, kept: false })
-    }
-
-    /// The pages that differ from the file.
-    #[cfg(test)]
-    pub fn pages(&self) -> &[Page] {
-        &self.pages
     }
 
     /// The pages that have to read back after the stop.
