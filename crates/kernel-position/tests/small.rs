@@ -425,10 +425,10 @@ fn calls_through_pointers_are_led_to_copies_of_callees() {
         functions.map(|copied| (copied.name.clone(), copied.is_root, copied.is_led)).collect()
     };
     let root = ("calls_by_register".to_owned(), true, true);
-    assert_eq!(led(&request), [root.clone()], "no call leads to the others");
+    assert_eq!(led(&request), std::slice::from_ref(&root), "no call leads to the others");
     request.indirect = vec![call("warns", 7), call("reads_user", 5), call("fail", 3)];
     let both = [("reads_user".to_owned(), false, true), ("warns".to_owned(), false, true)];
-    assert_eq!(led(&request), [&[root.clone()][..], &both].concat());
+    assert_eq!(led(&request), [std::slice::from_ref(&root), &both].concat());
     let positioned = made.position(&request).expect("proved");
     assert_eq!(positioned.module.report().redirected, 3);
     let calls = &positioned.report(0).indirect_calls;
