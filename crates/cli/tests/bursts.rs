@@ -111,7 +111,6 @@ fn threads_that_live_shortly_have_their_share() {
     target.stop();
 }
 
-/// Somebody always reads the headers of what is taken out.
 /// A command is all programs that it executes one after the other.
 #[test]
 fn what_a_command_executes_is_recorded() {
@@ -130,6 +129,7 @@ fn what_a_command_executes_is_recorded() {
     restitch.assert_no_files(&recorded.stderr);
 }
 
+/// Somebody always reads the headers of what is taken out.
 #[test]
 fn so_do_programs_that_walk_their_objects() {
     (0..4).for_each(|_| bursts_with("objects.c", &["-O2"], &["--reads", "20000"]));
