@@ -14,18 +14,40 @@ use restitch_cfi::UnwindInfo;
 use restitch_image::Image;
 use restitch_program::{Exports, exports_that_look};
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The modules of a process.
 #[derive(Debug, Clone, Default)]
 pub struct Neighbours {
-    images: Arc<[Arc<Image>]>,
+    modules: Arc<[Neighbour]>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Neighbour {
+    image: Arc<Image>,
+    /// Its functions, read when they are asked for, once. If they cannot be, none of it is copied either.
+    functions: OnceLock<Option<UnwindInfo>>,
+}
+
+impl Neighbour {
+    /// What is found in it.
+    fn look(&self, wanted: &HashSet<String>, found: &BTreeSet<String>) -> Exports {
+        let image = &self.image;
+        let read = || {
+            let at = image.eh_frame()?;
+            UnwindInfo::parse(image.read(at.start, at.len() as usize)?, at.start).ok()
+        };
+        let functions = self.functions.get_or_init(read).as_ref();
+        functions.map(|unwind| exports_that_look(image, unwind, wanted, found)).unwrap_or_default()
+    }
 }
 
 impl Neighbours {
     /// These modules. They are looked at when it is asked for.
     pub fn new(images: Vec<Arc<Image>>) -> Self {
-        Self { images: images.into() }
+        let module = |image| Neighbour { image, functions: OnceLock::new() };
+        Self { modules: images.into_iter().map(module).collect() }
     }
 
     /// Names of functions of these modules that look at their return addresses, among those that `image`
@@ -37,8 +59,8 @@ impl Neighbours {
         while !asked.is_empty() || !news.is_empty() {
             wanted.extend(asked.iter().cloned());
             let concerns = |image: &Image| has_any(image, true, &asked) || has_any(image, false, &news);
-            let open: Vec<&Image> = self.images.iter().map(|i| &**i).filter(|i| concerns(i)).collect();
-            let seen = parallel::map(open, |image| of_module(image, &wanted, &found));
+            let open: Vec<&Neighbour> = self.modules.iter().filter(|m| concerns(&m.image)).collect();
+            let seen = parallel::map(open, |module| module.look(&wanted, &found));
             let (looking, onward): (Vec<_>, Vec<_>) = seen.into_iter().map(|e| (e.looking, e.onward)).unzip();
             asked = onward.into_iter().flatten().filter(|name| !wanted.contains(name)).collect();
             news = looking.into_iter().flatten().filter(|name| !found.contains(name)).collect();
@@ -61,12 +83,4 @@ fn has_any(image: &Image, defined: bool, wanted: &HashSet<String>) -> bool {
 
 fn without_version(name: &str) -> &str {
     name.split('@').next().unwrap_or(name)
-}
-
-/// What is found in `image`. What cannot be read has nothing: none of it is copied either.
-fn of_module(image: &Image, wanted: &HashSet<String>, found: &BTreeSet<String>) -> Exports {
-    let unwind = image
-        .eh_frame()
-        .and_then(|at| UnwindInfo::parse(image.read(at.start, at.len() as usize)?, at.start).ok());
-    unwind.map(|unwind| exports_that_look(image, &unwind, wanted, found)).unwrap_or_default()
 }

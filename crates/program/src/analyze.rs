@@ -14,6 +14,7 @@ use restitch_address::Svma;
 use restitch_cfi::{UnwindForm, UnwindInfo};
 use restitch_image::{Binding, Image};
 use restitch_x86::patch::Patch;
+use restitch_x86::{Flow, Insn, scan_lock_skips};
 use std::collections::{BTreeSet, HashSet};
 
 /// Why a module cannot be analysed at all.
@@ -120,7 +121,7 @@ pub fn exports_that_look(
     let is_known = |name: &str| special::looks_at_its_caller(name) || special::unwinds(name);
     let is_asked = |name: &str| wanted.contains(name) && !is_known(name);
     let entries: Vec<(Svma, &str)> = named.filter(|(_, name)| is_asked(name)).collect();
-    let reached = reached_by_jumps(image, unwind, &ranges, entries.iter().map(|entry| entry.0).collect());
+    let reached = reached_by_jumps(image, &ranges, entries.iter().map(|entry| entry.0).collect());
     let sweep = Sweep::run(image, unwind, &reached);
     let tables = tables::find_tables(image, &sweep);
     let code = Code { image, unwind, sweep: &sweep, tables: &tables, elsewhere };
@@ -128,25 +129,31 @@ pub fn exports_that_look(
 }
 
 /// Those of `functions` that hold one of the places `open`, or to which one of them jumps.
-fn reached_by_jumps(
-    image: &Image,
-    unwind: &UnwindInfo,
-    functions: &[FunctionRange],
-    mut open: Vec<Svma>,
-) -> Vec<FunctionRange> {
+fn reached_by_jumps(image: &Image, functions: &[FunctionRange], mut open: Vec<Svma>) -> Vec<FunctionRange> {
     let mut reached = BTreeSet::new();
-    while !open.is_empty() {
-        let index_of = |at: &Svma| functions.partition_point(|f| f.range.end <= *at);
-        let holds = |i: &usize, at: &Svma| functions.get(*i).is_some_and(|f| f.range.contains(*at));
-        let held = open.iter().filter_map(|at| Some(index_of(at)).filter(|i| holds(i, at)));
-        let new: BTreeSet<usize> = held.filter(|i| !reached.contains(i)).collect();
-        let added: Vec<FunctionRange> = new.iter().map(|i| functions[*i]).collect();
-        reached.extend(new);
-        let sweep = Sweep::run(image, unwind, &added);
-        let is_jump = |at: &Svma| sweep.mini_at(*at).is_some_and(|i| sweep.minis[i].kind.ends_block());
-        open = sweep.targets.iter().filter(|(at, _)| is_jump(at)).map(|(_, to)| *to).collect();
+    while let Some(at) = open.pop() {
+        let index = functions.partition_point(|f| f.range.end <= at);
+        let function = functions.get(index).filter(|f| f.range.contains(at));
+        if let Some(function) = function.filter(|_| reached.insert(index)) {
+            open.extend(jumped_to(image, function));
+        }
     }
     reached.into_iter().map(|i| functions[i]).collect()
+}
+
+/// Where the direct jumps of a function lead that leave it; none of code that is not understood.
+fn jumped_to(image: &Image, function: &FunctionRange) -> Vec<Svma> {
+    let &FunctionRange { range, overlapping } = function;
+    let mut out = Vec::new();
+    let see = |insn: Insn| match insn.flow {
+        Flow::Jump(to) | Flow::Conditional(_, to) | Flow::ShortConditional(to) if !range.contains(to) => {
+            out.push(to);
+        }
+        _ => {}
+    };
+    let bytes = image.read(range.start, range.len() as usize).filter(|_| !overlapping);
+    let is_understood = bytes.is_some_and(|bytes| scan_lock_skips(bytes, range.start, see).is_ok());
+    if is_understood { out } else { Vec::new() }
 }
 
 /// A table into a function that has no blocks is one more indirect jump that is not understood, and goes to
