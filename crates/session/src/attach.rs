@@ -253,13 +253,23 @@ fn put_in_force(
     let in_force_ms = job.timings.elapsed_ms();
     if switched.patched == 0 {
         job.take_back()?;
-        return Err(SessionError::nothing_to_do(
-            "none of the functions that ran can be redirected, so nothing was moved; the process is as it was",
-        ));
+        return Err(nowhere_led(made, &switched));
     }
     let applied = report::ApplySummary { in_force_ms, ..apply_summary(counting, &switched) };
     job.result.apply = Some(applied);
     Ok(switched)
+}
+
+/// Why no call is led to the versions.
+fn nowhere_led(made: &Optimized, switched: &SwitchReport) -> SessionError {
+    let blocks: usize = made.versions.iter().map(|(_, version)| version.blocks.len()).sum();
+    let why = match switched.left_out {
+        0 => "none of their functions can be redirected".to_owned(),
+        left => format!("threads stood at all {left} places where they would be redirected; try again"),
+    };
+    SessionError::nothing_to_do(format!(
+        "{blocks} blocks were laid out, but {why}; nothing was moved, and the process is as it was"
+    ))
 }
 
 /// The modules, their layouts and versions, and what was left out.
