@@ -101,12 +101,14 @@ fn a_running_process_is_traced_and_not_touched() {
     target.stop();
 }
 
-/// Records `pid` from `source` for longer and longer, until it says `words`; it may have had no processor.
+/// Records `pid` from `source` for longer and longer, until it says `words`: it may have had no processor, or
+/// have been seen in code of its file by chance, of which there is a profile then.
 #[track_caller]
 fn expect_no_profile(restitch: &Restitch, source: &str, pid: u32, code: i32, words: &[&str]) {
     let (folder, pid) = (scratch(), pid.to_string());
     let profile = folder.path().join("profile");
     let record = |duration: &str| {
+        let _ = std::fs::remove_file(&profile);
         let mut command = restitch.command(&["record", "-p", &pid, "--source", source, "-o"]);
         finish(command.arg(&profile).args(["--duration", duration]))
     };
