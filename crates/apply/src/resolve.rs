@@ -72,7 +72,7 @@ impl Place {
 fn walk(path: &Path, last: Last) -> io::Result<End> {
     let mut way: VecDeque<OsString> = VecDeque::new();
     let mut folder = begin(path, &mut way)?;
-    let (mut shown, mut links) = (PathBuf::new(), 0);
+    let (mut shown, mut links) = (beginning(path), 0);
     while let Some(name) = way.pop_front() {
         let is_last = way.is_empty();
         shown.push(&name);
@@ -103,6 +103,8 @@ fn walk(path: &Path, last: Last) -> io::Result<End> {
                     Some(object) => folder = object,
                     None => {
                         let text = OsString::from_vec(readlinkat(&folder, &name, Vec::new())?.into_bytes());
+                        shown.pop();
+                        shown.push(beginning(Path::new(&text)));
                         let mut rest = VecDeque::new();
                         if let Some(root) = begin_anew(Path::new(&text), &mut rest)? {
                             folder = root;
@@ -122,6 +124,11 @@ fn walk(path: &Path, last: Last) -> io::Result<End> {
         }
     }
     Err(io::ErrorKind::IsADirectory.into())
+}
+
+/// How a path that begins like this one is shown, without its names.
+fn beginning(path: &Path) -> PathBuf {
+    PathBuf::from(if path.has_root() { "/" } else { "" })
 }
 
 /// The folder that a path begins in; its names go to `way`.
@@ -220,6 +227,12 @@ mod tests {
         assert_eq!(found("absolute/b/none"), inner("none"));
         for bad in ["none/file", "a/b/file/x", "a/b", "relative", "circle", "circle/x"] {
             assert!(found(bad).is_err(), "{bad}");
+        }
+        for (path, missing) in
+            [("none/file", "none"), ("relative/none/x", "a/b/none"), ("absolute/none/x", "a/none")]
+        {
+            let expected = format!("{} does not exist", base.join(missing).display());
+            assert_eq!(found(path), Err(expected), "{path}");
         }
         let place = place_of(&base.join("relative/link")).unwrap();
         assert_eq!(place.name, "link");
