@@ -94,6 +94,8 @@ fn refuses_copies(program: &Path, why: &str) {
     let finished = restitch.run(&["optimize", text(program), "--profile", text(&profile), "-o", text(&copy)]);
     expect_message(&finished, code::REFUSED, &[why]);
     assert!(!copy.exists(), "optimize leaves a file");
+    let finished = restitch.run(&["lab", text(program), "--profile", text(&profile)]);
+    expect_message(&finished, code::REFUSED, &[why]);
 }
 
 /// A running program, attached to and recorded in all ways that would change it; it has to go on.
@@ -185,8 +187,33 @@ fn go_is_left_alone() {
     expect_message(&counted, code::NOTHING_TO_DO, &[OF_GO]);
     let (burst, _profile) = recorded_or_refused(&program, &["--source", "burst"]);
     expect_message(&burst, code::REFUSED, &[OF_GO]);
+    has_no_profile(&endless, &["a Go program", "no unwind tables", "FILE.perf.data"]);
     refuses_copies(&program, OF_GO);
     refuses_processes(&endless, OF_GO, &[code::REFUSED]);
+}
+
+/// Samples of a running program are in no profile, but in perf's format.
+fn has_no_profile(program: &Path, words: &[&str]) {
+    let mut command = Command::new(program);
+    let process = Guarded::spawn(command.stdout(Stdio::null()).stderr(Stdio::null())).unwrap();
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let pid = process.pid().to_string();
+    // It may have had no processor for a while.
+    let recorded = |name: &str, is_done: &dyn Fn(&Finished) -> bool| {
+        let output = folder.path().join(name);
+        let record = |duration: &str| {
+            let mut command = restitch.command(&["record", "--source", "ip", "-p", &pid, "-o"]);
+            finish(command.arg(&output).args(["--duration", duration]))
+        };
+        let finished = ["2", "8", "30"].into_iter().map(record).find(is_done).expect("it was sampled");
+        (finished, output.exists())
+    };
+    let says_why = |finished: &Finished| words.iter().all(|word| finished.stderr.contains(word));
+    let (finished, is_there) = recorded("profile", &says_why);
+    finished.expect(code::NOTHING_TO_DO);
+    assert!(!is_there, "an empty profile was written");
+    let (_, is_there) = recorded("samples.perf.data", &|finished| finished.status.code() == Some(code::DONE));
+    assert!(is_there);
 }
 
 /// Calls two functions of its own, so many ten thousand times.

@@ -15,6 +15,16 @@ pub fn load_original(path: &Path) -> Result<Analyzed, PipelineError> {
     analyzed(path, image_of(path)?)
 }
 
+/// As [`load_original`], of a file whose code is laid out on trial.
+///
+/// # Errors
+/// [`PipelineError::RefusedFile`], too, if its run time would not know the copy's code.
+pub fn load_movable(path: &Path) -> Result<Analyzed, PipelineError> {
+    let image = image_of(path)?;
+    refuse_file(path, &image)?;
+    analyzed(path, image)
+}
+
 /// As [`load_original`], of a file of which a changed copy is to be written.
 ///
 /// # Errors

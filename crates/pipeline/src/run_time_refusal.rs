@@ -18,6 +18,9 @@ fn instead(found: RunTime) -> &'static str {
         RunTime::CallGraph => {
             "`record --source trace` and `--source ip` profile it as it is; what is to be fast is built without -pg"
         }
+        RunTime::Go => {
+            "`record --source trace` and `--source ip` with `-o FILE.perf.data` keep what it executes for `perf report`; what makes it faster is its own compiler's to do"
+        }
         _ => {
             "`record --source trace` and `--source ip` profile it as it is; what makes it faster is its own compiler's to do"
         }

@@ -14,9 +14,8 @@ use restitch_pipeline::disk::read_file;
 use restitch_pipeline::imports::{ProfileRequest, read_profile};
 use restitch_pipeline::machine::this_machine;
 use restitch_pipeline::make::{Ways, lay_out, prefetches};
-use restitch_pipeline::original::load_original;
+use restitch_pipeline::original::load_movable;
 use restitch_pipeline::recorded_builds::of_build;
-use restitch_pipeline::run_time_refusal::refuse_file;
 use restitch_processes::SessionError;
 use restitch_profile::{Profile, branch_stacks, import_perf_data};
 use restitch_program::Program;
@@ -37,8 +36,7 @@ pub fn lab(
     watcher: &mut dyn Watcher,
 ) -> Result<(Comparison, LayoutTimes), SessionError> {
     watcher.phase("analysing", None);
-    let module = load_original(&options.program)?;
-    refuse_file(&options.program, &module.image)?;
+    let module = load_movable(&options.program)?;
     let request = ProfileRequest { program: &options.program, profile: &options.profile };
     let (profile, warnings) = read_profile(request, &module)?;
     warnings.iter().for_each(|w| watcher.note(w));

@@ -108,6 +108,9 @@ pub struct RecordedModule {
 }
 
 /// Writes branch records that were just made. A file name that tells no format gets restitch's own.
+///
+/// # Errors
+/// [`PipelineError::NothingToDo`] if none of the modules can be analysed; else as [`convert_profile`].
 pub fn save_records(
     modules: Vec<RecordedModule>,
     output: &ProfileOutput,
@@ -124,9 +127,12 @@ pub fn save_records(
     let mut loaded = Loaded::empty(Format::PreAggregated, &output.path);
     let mut covered = Covered::default();
     for module in modules {
-        let Ok(analyzed) = crate::analysis::analyze_image(module.image) else {
-            loaded.notes.push(format!("left out: {} cannot be analysed", module.path.display()));
-            continue;
+        let analyzed = match crate::analysis::analyze_image(module.image) {
+            Ok(analyzed) => analyzed,
+            Err(why) => {
+                loaded.notes.push(format!("left out: {}: {why}", module.path.display()));
+                continue;
+            }
         };
         if !module.records.has_branches() {
             covered.add(&analyzed.program, &module.records.ips);
@@ -140,7 +146,18 @@ pub fn save_records(
             sampled: Sampled::default(),
         });
     }
+    if loaded.modules.is_empty() {
+        return Err(nothing_analysed(&loaded.notes));
+    }
     Ok(Converted { coverage: covered.share(), ..save(&loaded, &mut code, &output)? })
+}
+
+/// Records of code that no format can say anything of, but for the one that holds addresses.
+fn nothing_analysed(left_out: &[String]) -> PipelineError {
+    let left_out = left_out.join("; ");
+    PipelineError::NothingToDo(format!(
+        "no profile was written; {left_out}; `-o FILE.perf.data` keeps what is recorded for `perf report`"
+    ))
 }
 
 fn save(loaded: &Loaded, code: &mut Code, output: &ProfileOutput) -> Result<Converted, PipelineError> {
