@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import bolt_inputs, commands, continuous, counters, counting_live, identical, kernel, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
+from harness import attaches, bolt_inputs, commands, continuous, counters, counting_live, identical, kernel, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import in_turns, interleave, interleave_inputs
@@ -317,6 +317,16 @@ class Report(unittest.TestCase):
         self.assertNotIn("no PMU", text)
         self.assertIn("| x | cycles | counter | 1.000 to 1.013 | 1.000 (1.00) |", text)
         self.assertIn("| x | taken branches | counter | 0.740 to 1.000 | -1.000 (-1.00) |", text)
+
+    def test_attaches_of_two_builds_are_compared_round_by_round(self):
+        def attach(own, active):
+            return {"phases": [{"name": "layout", "ms": own}, {"name": "counting", "ms": 2000}], "apply": {"in_force_ms": active}}
+
+        seen = {(way, 0): [attach(10, 100), attach(20, 200), attach(40, 100)] for way in attaches.WAYS}
+        seen |= {(way, 1): [attach(20, 100), attach(20, 100), attach(20, 100)] for way in attaches.WAYS}
+        rows = list(attaches.rows("redis", seen))
+        self.assertEqual(rows[0], "| redis, given | own work | 20 | 20 | 1.000 | 0.500 to 2.000 |")
+        self.assertEqual(rows[3], "| redis, counted | active after | 100 | 100 | 1.000 | 0.500 to 1.000 |")
 
     def test_pauses_become_tables(self):
         parts = [{"name": n, "us": us} for n, us in ((pauses.COUNTING, 2000), (pauses.LAYOUT, 1000), (pauses.PART + "stopping threads", 700), (pauses.HELD, 300))]

@@ -18,6 +18,7 @@ COMMANDS = {
     "bar": Command("bar", "how near does a live layout come to llvm-bolt's file?", "network (Debian sources), bolt-19, root"),
     "bolt": Command("side_by_side", "the same, as files", "network (Debian sources), bolt-19, valgrind"),
     "pause": Command("pauses", "how long is a process held, and what does restitch itself take?", "servers, root"),
+    "attaches": Command("attaches", "is one build's attach slower than another one's?", "two release builds, servers, root"),
     "counting": Command("counting", "what does counting cost, and how exact is it?", "g++, python3"),
     "counting --live": Command("counting_live", "the same in servers at work", "servers, root"),
     "tracing": Command("tracing", "what does recording branches cost?", "root"),

@@ -1,0 +1,62 @@
+"""Compares `attach` of two builds of restitch, A and B: restitch's own work (all phases but those that watch the target) and the time until the new
+layout is active, with a profile that was recorded before (given) and with two seconds of counting (counted). Both attach to the same process under
+load, in turn and in changing order, with a revert after each. Medians of ratios B/A, and their range."""
+
+import argparse
+import statistics
+
+from . import pauses
+from .machine import Machine
+from .restitch import Restitch
+
+WAYS = ("given", "counted")
+MEASURED = {"own work": lambda a: sum(p["ms"] for p in a["phases"] if p["name"] not in pauses.WATCHING), "active after": lambda a: a["apply"]["in_force_ms"]}
+
+
+def ratios(a, b):
+    """The median of the ratios of rounds, the least and the largest."""
+    all_ratios = sorted(y / x for x, y in zip(a, b))
+    return statistics.median(all_ratios), all_ratios[0], all_ratios[-1]
+
+
+def compare(load, builds, rounds, log):
+    """What was measured of each attach, by way and build."""
+    _, start = pauses.LOADS[load]
+    seen = {}
+    with Machine(log) as machine:
+        restitchs = [Restitch(path, False, log) for path in builds]
+        pid, work, tree = start(machine, restitchs[0])
+        with pauses.under_load(work):
+            profiles = [machine.path(f"{number}.profile") for number in range(2)]
+            for restitch, profile in zip(restitchs, profiles):
+                restitch.call(["record", "-p", str(pid), "--duration", "2", "-o", profile, *(["--tree"] if tree else [])], machine)
+            for number in range(rounds):
+                for way in WAYS:
+                    for which in ((0, 1), (1, 0))[number % 2]:
+                        how = ["--profile", profiles[which]] if way == "given" else ["--duration", "2"]
+                        attached = pauses.one_round(restitchs[which], machine, pid, tree, how)["attach"]
+                        seen.setdefault((way, which), []).append(attached)
+    return seen
+
+
+def rows(load, seen):
+    """Lines of a table: what was measured, medians of A and B in ms, the ratio with its range."""
+    for way in WAYS:
+        for what, of in MEASURED.items():
+            a, b = ([of(attached) for attached in seen[way, which]] for which in range(2))
+            middle, least, largest = ratios(a, b)
+            yield f"| {load}, {way} | {what} | {statistics.median(a):.0f} | {statistics.median(b):.0f} | {middle:.3f} | {least:.3f} to {largest:.3f} |"
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="bench/bench attaches", description=__doc__)
+    parser.add_argument("a", help="a release build of restitch")
+    parser.add_argument("b", help="the other one")
+    parser.add_argument("loads", nargs="*", choices=[[], *pauses.LOADS], help="all of `pause` by default")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args(argv)
+    print("| load | measured | A, ms | B, ms | B/A | range |\n|---|---|---|---|---|---|")
+    for load in options.loads or pauses.LOADS:
+        for row in rows(load, compare(load, (options.a, options.b), options.rounds, lambda *_: None)):
+            print(row, flush=True)
+    return 0
