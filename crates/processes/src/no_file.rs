@@ -1,5 +1,5 @@
 //! Processes that work, but in no code of a file: a just-in-time compiler has made it, or a translator under
-//! which the program runs (valgrind, qemu-user, box64). The text that such a process has mapped is read, and
+//! which the program runs (qemu-user, box64). The text that such a process has mapped is read, and
 //! hardly ever executed, so there is nothing in it to be recorded or moved. That is told by where the process
 //! was seen, not by names.
 
@@ -18,8 +18,8 @@ pub fn in_no_file(who: &str, outside: u64, all: u64) -> Option<SessionError> {
     is_most.then(|| {
         SessionError::nothing_to_do(format!(
             "{who} works in code that is in no file ({outside} of the {all} times that it was looked at): that is made at \
-             run time, by a just-in-time compiler or by a translator that the program runs under, as valgrind or \
-             qemu-user; there is nothing to record or to move in its files; run the program without the translator"
+             run time, by a just-in-time compiler or by a translator that the program runs under, as qemu-user; \
+             there is nothing to record or to move in its files; run the program without the translator"
         ))
     })
 }
