@@ -48,6 +48,11 @@ impl File {
     }
 }
 
+/// The folder of this repository, which holds `xtask`.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+}
+
 /// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -77,9 +82,8 @@ pub struct Tree {
 impl Tree {
     /// Reads the repository that this crate was built from.
     pub fn of_this_repository() -> io::Result<Self> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
         let mut tree = Self::default();
-        tree.read(root, "")?;
+        tree.read(root(), "")?;
         tree.files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(tree)
     }
