@@ -13,12 +13,13 @@
 //! be seen ([`visible_line`]); `print!` and `eprint!` write texts of several lines, whose makers see to the
 //! names in them. JSON is written by `print_json!`, which changes no value.
 
-use restitch_report::{visible, visible_json, visible_line};
+use restitch_report::{WIDTH, message, visible, visible_json, visible_line};
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Arguments;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::panic::PanicHookInfo;
 use std::sync::Mutex;
+use terminal_size::terminal_size_of;
 
 /// Why standard output could not be written, if that is worth a message.
 static FAILURE: Mutex<Option<std::io::Error>> = Mutex::new(None);
@@ -62,10 +63,19 @@ pub(crate) fn to_errors(text: Arguments<'_>) {
     let _ = std::io::stderr().write_all(visible(&text.to_string()).as_bytes());
 }
 
-/// Writes one line to standard error, in one go.
+/// Writes one line to standard error, in one go: wrapped where people read it, whole where scripts do.
 pub(crate) fn line_to_errors(text: Arguments<'_>) {
-    let line = visible_line(&text.to_string()).into_owned() + "\n";
+    let text = text.to_string();
+    let line = visible_line(&text);
+    let line = errors_width().map_or_else(|| format!("{line}\n"), |width| message(&line, width));
     let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// The columns of the terminal that standard error is; `None` if it is none.
+fn errors_width() -> Option<usize> {
+    let errors = std::io::stderr();
+    let width = terminal_size_of(&errors).map(|(width, _)| usize::from(width.0)).filter(|width| *width > 0);
+    errors.is_terminal().then(|| width.unwrap_or(WIDTH))
 }
 
 /// Writes why this program has panicked, which may name anything, where the standard library would.

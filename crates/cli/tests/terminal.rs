@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Restitch, Target, code, stoppable};
-use restitch_testkit::{Finished, copy_program, require, scratch};
+use restitch_testkit::{Finished, copy_program, find_program, require, scratch};
 use std::path::{Path, PathBuf};
 
 /// A window's title, a colour, and a mark that shows what follows from right to left.
@@ -104,4 +104,31 @@ fn a_name_cannot_pass_for_a_line() {
     let finished = Restitch::new().run(&["analyze", file.to_str().expect("text")]);
     assert!(finished.stderr.contains("name\\nrestitch: all is well"), "{}", finished.stderr);
     assert_eq!(finished.stderr.trim_end().lines().count(), 1, "{}", finished.stderr);
+}
+
+/// Messages are wrapped where they are read, and are one line where scripts read them.
+#[test]
+fn messages_are_as_wide_as_the_terminal() {
+    let script = require!(find_program("script"), "script");
+    let restitch = Restitch::new();
+    let file = "/a/path/of/a/profile/that/is/not/there/and/has/no/blank/anywhere";
+    let whole = restitch.run(&["profile", "show", file]);
+    assert_eq!(whole.stderr.lines().count(), 1, "{}", whole.stderr);
+    let in_terminal = |columns: usize| {
+        let line =
+            format!("stty rows 24 cols {columns}; {} profile show {file}", env!("CARGO_BIN_EXE_restitch"));
+        let mut command = std::process::Command::new(&script);
+        command.args(["-qec", &line, "/dev/null"]).stdin(std::process::Stdio::null());
+        common::finish(&mut command).stdout.replace('\r', "")
+    };
+    let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
+    for columns in [60, 100] {
+        let shown = in_terminal(columns);
+        assert_eq!(words(&shown), words(&whole.stderr), "{shown}");
+        assert!(shown.lines().count() > 1, "{shown}");
+        let is_fit = |line: &str| line.chars().count() <= columns || words(line).len() == 1;
+        assert!(shown.lines().all(is_fit), "{shown}");
+    }
+    // Of a terminal that does not tell.
+    assert!(in_terminal(0).lines().all(|line| line.chars().count() <= 80), "{}", in_terminal(0));
 }

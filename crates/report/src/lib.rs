@@ -31,7 +31,7 @@ pub use group::{
 pub use kernel_counts::{COUNTS_SCHEMA_VERSION, CountedBlock, CountedEdge, CountedFunction, CountsReport};
 pub use model::*;
 pub use occupancy::{CacheShape, Occupancy};
-pub use text::paragraph;
+pub use text::{WIDTH, message, paragraph};
 pub use units::{bytes, count, counted, ending};
 pub use verdict::{Better, Helped, Outcome, Verdict};
 pub use visible::{visible, visible_json, visible_line};

@@ -7,7 +7,7 @@ use crate::visible::{visible, visible_line};
 use std::fmt::Write as _;
 
 /// Columns that are used.
-const WIDTH: usize = 80;
+pub const WIDTH: usize = 80;
 /// Columns of the labels at the left.
 const LABEL: usize = 12;
 /// At most this many hot functions are listed for a module.
@@ -60,6 +60,46 @@ pub fn paragraph(head: &str, words: &str) -> String {
         empty = false;
     }
     page + line.trim_end() + "\n"
+}
+
+/// A message for a terminal of `width` columns: wrapped below its first word, where that ends with a colon.
+/// Words stay whole, and so do commands in backquotes, which are to be copied.
+pub fn message(text: &str, width: usize) -> String {
+    let (head, words) = match text.split_once(": ") {
+        Some((head, words)) if !head.contains(' ') => (format!("{head}: "), words),
+        _ => (String::new(), text),
+    };
+    let indent = head.chars().count();
+    let (mut lines, mut line, mut begun) = (String::new(), head, false);
+    for word in unbroken(words) {
+        if begun && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push_str(&line);
+            lines.push('\n');
+            line = " ".repeat(indent);
+        } else if begun {
+            line.push(' ');
+        }
+        line.push_str(&word);
+        begun = true;
+    }
+    lines + &line + "\n"
+}
+
+/// Words, and what stands between two backquotes as one.
+fn unbroken(text: &str) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let mut is_open = false;
+    for word in text.split(' ') {
+        match all.last_mut().filter(|_| is_open) {
+            Some(command) => {
+                command.push(' ');
+                command.push_str(word);
+            }
+            None => all.push(word.into()),
+        }
+        is_open ^= word.matches('`').count() % 2 == 1;
+    }
+    all
 }
 
 impl RunResult {
@@ -402,5 +442,31 @@ impl Verdict {
             percent(self.confidence)
         );
         page.entry("  ratio", &words);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_wrapped_between_words_and_not_in_commands() {
+        let text = "restitch: process 7 ended; look its number up (`pgrep -a NAME`) and try again";
+        let wrapped = "restitch: process 7 ended; look\n          its number up\n          (`pgrep -a NAME`) and\n          try again\n";
+        assert_eq!(message(text, 32), wrapped);
+        assert_eq!(message(text, 200), format!("{text}\n"));
+        let path = "/a/long/path/that/has/no/blank/in/it";
+        assert_eq!(
+            message(&format!("restitch: reading {path}: no"), 20),
+            format!("restitch: reading\n          {path}:\n          no\n")
+        );
+    }
+
+    #[test]
+    fn messages_keep_all_their_words() {
+        for text in ["", "restitch: ", "no colon", "an open ` quote and more", "restitch: two  blanks"] {
+            let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
+            assert_eq!(words(&message(text, 1)), words(text), "{text}");
+        }
     }
 }

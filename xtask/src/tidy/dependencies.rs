@@ -37,8 +37,11 @@ pub const DIRECT: [(&str, &str); 25] = [
 ];
 
 /// Others of that kind, for files that tests make and for profiles of other tools.
-pub const MORE: [(&str, &str); 2] =
-    [("tempfile", "folders that tests remove again"), ("yaml-rust2", "profiles of BOLT")];
+pub const MORE: [(&str, &str); 3] = [
+    ("tempfile", "folders that tests remove again"),
+    ("terminal_size", "the width that messages are wrapped at; clap has it too"),
+    ("yaml-rust2", "profiles of BOLT"),
+];
 
 /// Crates of which there are two versions, with the reason.
 const TWICE: [(&str, &str); 2] = [
