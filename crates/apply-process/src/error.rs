@@ -19,10 +19,25 @@ pub enum ProcessError {
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// The program's main image was not found among the mappings.
-    #[error("process {pid}: its program image was not found in its memory map; is it a 64-bit x86 program?")]
+    #[error(
+        "process {pid}: its program image was not found in its memory map; name a process of a 64-bit x86 program"
+    )]
     NoProgram {
         /// The process.
         pid: i32,
+    },
+    /// The program's file cannot be worked with.
+    #[error(
+        "process {pid}: its program {program} cannot be used: {why}; name a process of a 64-bit x86 program"
+    )]
+    BadProgram {
+        /// The process.
+        pid: i32,
+        /// The file.
+        program: PathBuf,
+        /// Why not.
+        #[source]
+        why: Why,
     },
     /// The program has moved its code.
     #[error(
@@ -72,7 +87,7 @@ pub enum ProcessError {
     },
     /// No room near a module.
     #[error(
-        "process {pid}: no free address range of {len} bytes within 2 GiB of {module}: {why}; nothing was changed"
+        "process {pid}: no free address range of {len} bytes within 2 GiB of {module}: {why}; nothing was changed; make a faster copy of the file instead (restitch record, restitch optimize)"
     )]
     NoRoom {
         /// The process.
@@ -143,7 +158,7 @@ pub enum ProcessError {
     },
     /// Bytes in the target are not those of the file.
     #[error(
-        "process {pid}: the code at {at} is not that of the file ({found:02x?} instead of {expected:02x?}); something else has patched it, so restitch leaves it alone"
+        "process {pid}: the code at {at} is not that of the file ({found:02x?} instead of {expected:02x?}); something else has patched it, so restitch leaves it alone; take that out first (breakpoints of a debugger, probes, another patcher)"
     )]
     Foreign {
         /// The process.
@@ -181,7 +196,7 @@ pub enum ProcessError {
         at: Avma,
     },
     /// The state directory or a file in it cannot be used.
-    #[error("{operation} {path}: {source}; {}", state_advice(source))]
+    #[error("{operation} {path}: {source}{}", state_advice(source))]
     State {
         /// What was tried.
         operation: &'static str,
@@ -239,7 +254,10 @@ pub enum ProcessError {
         elsewhere: Option<PathBuf>,
     },
     /// There is no journal for the process.
-    #[error("process {pid} is not under restitch: there is no journal for it in {dir}{}", of_root(*pid, *.is_roots))]
+    #[error(
+        "process {pid} is not under restitch (there is no journal for it in {dir}): its code is the original one, and there is nothing to take out{}",
+        of_root(*pid, *.is_roots)
+    )]
     NotAttached {
         /// The process.
         pid: i32,
@@ -250,9 +268,13 @@ pub enum ProcessError {
     },
 }
 
-/// What somebody does who sees no journals but their own.
+/// What somebody does who finds no journal; only root's are all that there are.
 fn of_root(pid: i32, is_roots: bool) -> String {
-    if is_roots { String::new() } else { format!("; if root has optimized it: `sudo restitch revert {pid}`") }
+    if is_roots {
+        format!("; `restitch attach {pid}` optimizes it")
+    } else {
+        format!("; if root has optimized it: `sudo restitch revert {pid}`")
+    }
 }
 
 impl ProcessError {
@@ -277,22 +299,20 @@ pub(crate) fn tells_of_end(error: &(dyn Error + 'static)) -> bool {
     })
 }
 
-/// The next step after a failure in the state directory.
+/// The next step after a failure in the state directory; nothing where the failure names one itself.
 fn state_advice(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind as K;
-    // The directory is not to blame.
-    match source.raw_os_error() {
-        Some(libc::EMFILE) => {
-            return "restitch may not have so many files open: raise the limit (`ulimit -n 1024`)";
+    match (source.raw_os_error(), source.kind()) {
+        // The directory is not to blame.
+        (Some(libc::EMFILE), _) => {
+            "; restitch may not have so many files open: raise the limit (`ulimit -n 1024`)"
         }
-        Some(libc::ENFILE) => return "the system has as many files open as it may (fs.file-max)",
-        _ => {}
-    }
-    match source.kind() {
-        K::StorageFull | K::QuotaExceeded => {
-            "make room there (`restitch revert` needs none), or set RESTITCH_STATE_DIR to another directory for processes that are not under restitch yet"
+        (Some(libc::ENFILE), _) => "; the system has as many files open as it may (fs.file-max)",
+        (None, K::PermissionDenied) => "",
+        (_, K::StorageFull | K::QuotaExceeded) => {
+            "; make room there (`restitch revert` needs none), or set RESTITCH_STATE_DIR to another directory for processes that are not under restitch yet"
         }
-        _ => "set RESTITCH_STATE_DIR to a writable directory on a file system without noexec",
+        _ => "; set RESTITCH_STATE_DIR to a writable directory on a file system without noexec",
     }
 }
 
@@ -335,7 +355,9 @@ mod tests {
     #[test]
     fn who_sees_no_journals_of_root_is_told_so() {
         let said = |is_roots| ProcessError::NotAttached { pid: 7, dir: "/dir".into(), is_roots }.to_string();
-        assert!(said(false).ends_with("for it in /dir; if root has optimized it: `sudo restitch revert 7`"));
-        assert!(said(true).ends_with("for it in /dir"));
+        assert!(
+            said(false).ends_with("nothing to take out; if root has optimized it: `sudo restitch revert 7`")
+        );
+        assert!(said(true).ends_with("; `restitch attach 7` optimizes it"), "{}", said(true));
     }
 }

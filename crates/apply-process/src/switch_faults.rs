@@ -119,8 +119,7 @@ impl<H: TrialHost> World<H> {
         }
         host.poke(Avma::new(STACKS + 0xf00), &(FUNCTIONS[1] + 2).to_le_bytes());
         let process = ProcessId { pid: 1, start_time: 1 };
-        let target =
-            Target { process, modules: Vec::new(), program: 0, unreadable: Vec::new(), text_moved: false };
+        let target = Target { process, modules: Vec::new(), program: 0, text_moved: false };
         let saved = Journal::new(process);
         let attached = AttachedProcess::of_target(target, dir, saved.clone());
         Self { host, faults: Faults::default(), original, attached, saved }

@@ -6,7 +6,7 @@ use crate::vdso;
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_apply::Why;
 use restitch_image::{Image, Segment};
-use restitch_procfs::{self as procfs, Mapping, MappingName, ProcessId};
+use restitch_procfs::{self as procfs, Mapping, MappingName, ProcError, ProcessId};
 use restitch_tracee::TraceError;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -112,13 +112,10 @@ fn open_here(mapping: &Mapping) -> Option<File> {
 pub struct Target {
     /// The process.
     pub process: ProcessId,
-    /// Its modules, by address, the vdso among them; those that could not be read are left out (see
-    /// `unreadable`).
+    /// Its modules, by address, the vdso among them; those that could not be read are left out.
     pub modules: Vec<Module>,
     /// Index of the program itself in `modules`.
     pub program: usize,
-    /// Files that could not be used, with the reason.
-    pub unreadable: Vec<(PathBuf, String)>,
     /// The program's code lies in memory that is no mapping of its file: the program has moved it (onto large
     /// pages, say). What there is of its file is mapped still.
     pub(crate) text_moved: bool,
@@ -162,9 +159,9 @@ impl Target {
         }
         let vector = procfs::auxv(pid)?;
         let headers = vector.program_headers();
-        let (mut modules, mut unreadable) = load_all(pid, &maps, images);
+        let (mut modules, mut unread) = load_all(pid, &maps, images)?;
         for _ in 0..MOST_LOOKS {
-            if unreadable.is_empty() {
+            if unread.is_empty() {
                 break;
             }
             // Another file may have been mapped between the look at the maps and that at the file.
@@ -173,7 +170,7 @@ impl Target {
                 break;
             }
             maps = now;
-            (modules, unreadable) = load_all(pid, &maps, images);
+            (modules, unread) = load_all(pid, &maps, images)?;
         }
         let is_program = |m: &Module| headers.is_some_and(|at| m.range.contains(at));
         let moved = match modules.iter().any(is_program) {
@@ -183,8 +180,11 @@ impl Target {
         let text_moved = moved.is_some();
         modules.extend(moved);
         modules.sort_by_key(|m| m.range.start);
-        let program = modules.iter().position(is_program).ok_or_else(|| no_program(process))?;
-        Ok(Self { process, modules, program, unreadable, text_moved })
+        let Some(program) = modules.iter().position(is_program) else {
+            let its = unread.into_iter().find(|file| headers.is_some_and(|at| file.is_at(at)));
+            return Err(its.and_then(|file| file.error(pid)).unwrap_or_else(|| no_program(process)));
+        };
+        Ok(Self { process, modules, program, text_moved })
     }
 
     /// The module that holds `at`.
@@ -228,17 +228,69 @@ impl Target {
 /// Why no program was found in a process. One that has ended has no mappings any more, and one that is ending
 /// loses them before it is a zombie.
 pub(crate) fn no_program(process: ProcessId) -> ProcessError {
+    seen_without_program(process).unwrap_or_else(ProcessError::from)
+}
+
+/// The same, as far as that can be seen.
+fn seen_without_program(process: ProcessId) -> Result<ProcessError, ProcError> {
     let pid = process.pid;
-    let has_one_thread = procfs::threads(pid).map_or(true, |threads| threads.len() <= 1);
+    let has_one_thread = unless_gone(procfs::threads(pid))?.is_none_or(|threads| threads.len() <= 1);
     let has_nothing = has_one_thread
-        && procfs::maps(pid).map_or(true, |maps| maps.is_empty())
-        && !procfs::status(pid).is_ok_and(|status| status.kernel_thread);
-    if !process.is_alive() {
+        && unless_gone(procfs::maps(pid))?.is_none_or(|maps| maps.is_empty())
+        && !unless_gone(procfs::status(pid))?.is_some_and(|status| status.kernel_thread);
+    Ok(if !process.is_alive() {
         TraceError::Zombie { pid }.into()
     } else if has_nothing {
         TraceError::Vanished { tid: pid, operation: "looking for its program" }.into()
     } else {
         ProcessError::NoProgram { pid }
+    })
+}
+
+/// What was read of a process; `None` if that has ended.
+fn unless_gone<T>(read: Result<T, ProcError>) -> Result<Option<T>, ProcError> {
+    match read {
+        Err(error) if error.is_gone() => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+/// A file with code that could not be used.
+struct Unread {
+    path: PathBuf,
+    ranges: Vec<AvmaRange>,
+    why: Why,
+}
+
+impl Unread {
+    fn is_at(&self, at: Avma) -> bool {
+        self.ranges.iter().any(|range| range.contains(at))
+    }
+
+    /// Whether it is restitch that could not, whatever the file is.
+    fn is_own_limit(&self) -> bool {
+        let errors =
+            std::iter::successors(Some(&*self.why as &dyn std::error::Error), |error| (*error).source());
+        let is_own = |error: &std::io::Error| {
+            matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+        };
+        errors.filter_map(|error| error.downcast_ref::<std::io::Error>()).any(is_own)
+    }
+
+    /// That the program of process `pid` could not be used, unless that has ended.
+    fn error(self, pid: i32) -> Option<ProcessError> {
+        let Self { path, why, .. } = self;
+        let why = match why.downcast::<ProcError>() {
+            Ok(error) => return (!error.is_gone()).then(|| (*error).into()),
+            Err(why) => why,
+        };
+        Some(match why.downcast::<std::io::Error>() {
+            Ok(source) if source.raw_os_error().is_some() => {
+                ProcError::Io { pid, path, source: *source }.into()
+            }
+            Ok(other) => ProcessError::BadProgram { pid, program: path, why: other },
+            Err(why) => ProcessError::BadProgram { pid, program: path, why },
+        })
     }
 }
 
@@ -320,18 +372,33 @@ fn load_vdso(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> Option<Modu
     fits.then(|| Module { path: vdso::NAME.into(), image, identity, bias, range })
 }
 
-/// The modules among `maps`, and the files that could not be used, with the reason.
-fn load_all(pid: i32, maps: &[Mapping], images: &mut ImageCache) -> (Vec<Module>, Vec<(PathBuf, String)>) {
-    let (mut modules, mut unreadable) = (Vec::new(), Vec::new());
+/// The modules among `maps`, and the files that could not be used.
+///
+/// # Errors
+/// If that is for want of something that restitch needs itself, as of open files.
+fn load_all(
+    pid: i32,
+    maps: &[Mapping],
+    images: &mut ImageCache,
+) -> Result<(Vec<Module>, Vec<Unread>), ProcessError> {
+    let (mut modules, mut unread) = (Vec::new(), Vec::new());
     for mappings in by_file(maps).into_values() {
         match load(pid, &mappings, images) {
             Ok(Some(module)) => modules.push(module),
             Ok(None) => {}
-            Err(why) => unreadable.push((path_of(mappings[0]), why.to_string())),
+            Err(why) => {
+                let ranges = mappings.iter().map(|m| m.range).collect();
+                unread.push(Unread { path: path_of(mappings[0]), ranges, why });
+            }
         }
     }
+    if let Some(at) = unread.iter().position(Unread::is_own_limit)
+        && let Some(error) = unread.swap_remove(at).error(pid)
+    {
+        return Err(error);
+    }
     modules.extend(load_vdso(pid, maps, images));
-    (modules, unreadable)
+    Ok((modules, unread))
 }
 
 /// What was added to the file's addresses, if the executable mapping `code` shows one of its segments.

@@ -3,10 +3,11 @@
 //! A path is looked up once ([`resolve`](crate::resolve)); the file is made, and gets its name, in the folder
 //! that was found, wherever the path leads meanwhile.
 
+use crate::pipe::{IsAsked, open_to_write};
 use crate::resolve::{End, Place, end_of, place_of};
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat, renameat, unlinkat};
 use std::ffi::OsString;
-use std::fs::{self, File, Permissions};
+use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -64,21 +65,33 @@ fn write_at(place: Place, bytes: &[u8], mode: u32, existing: Existing, outlives:
 /// `/dev/stdout`) as it is.
 ///
 /// # Errors
-/// The system's reason, or that a link is not followed; a file that was there is as before.
-pub fn write_result(path: &Path, bytes: &[u8], mode: u32, outlives: Outlives) -> io::Result<()> {
+/// The system's reason, that a link is not followed, or [`GivenUp`](crate::GivenUp) where nobody reads a pipe;
+/// a file that was there is as before.
+pub fn write_result(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    outlives: Outlives,
+    is_asked: IsAsked<'_>,
+) -> io::Result<()> {
     match end_of(path)? {
         End::Place(place) => write_at(place, bytes, mode, Existing::Replace, outlives),
-        End::Object(object) => fs::write(itself(&object), bytes),
+        End::Object(object) => {
+            let options = File::options().write(true).create(true).truncate(true).clone();
+            open_to_write(&itself(&object), &options, is_asked)?.write_all(bytes)
+        }
     }
 }
 
 /// Finds out whether [`write_result`] can write to `path`. What is there stays as it is.
 ///
 /// # Errors
-/// The system's reason, or that a link is not followed; nothing is left behind.
-pub fn can_be_written(path: &Path) -> io::Result<()> {
+/// As for [`write_result`]; nothing is left behind.
+pub fn can_be_written(path: &Path, is_asked: IsAsked<'_>) -> io::Result<()> {
     match end_of(path)? {
-        End::Object(object) => File::options().append(true).open(itself(&object)).map(drop),
+        End::Object(object) => {
+            open_to_write(&itself(&object), File::options().append(true), is_asked).map(drop)
+        }
         End::Place(place) if place.look()?.is_some() => {
             let flags =
                 OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -173,6 +186,7 @@ impl Drop for Temporary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn names(folder: &Path) -> Vec<String> {
         fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()

@@ -17,14 +17,14 @@
 
 mod file;
 pub mod path_text;
+mod pipe;
 mod read;
 mod resolve;
 mod why;
 
 pub use file::{Existing, Outlives, can_be_made, can_be_written, write_atomically, write_result, writer_of};
-pub use read::{
-    MOST_BYTES, MOST_NAMED, MOST_PIPED, open_without_waiting, read_bounded, read_opened, read_regular,
-};
+pub use pipe::{GivenUp, IsAsked, read_pipe};
+pub use read::{MOST_BYTES, MOST_NAMED, MOST_PIPED, open_without_waiting, read_opened, read_regular};
 use restitch_address::Svma;
 pub use restitch_check::CheckedVersion;
 use restitch_x86::patch::Patch;

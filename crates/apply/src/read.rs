@@ -13,8 +13,9 @@ pub const MOST_NAMED: u64 = 16 << 30;
 /// More than this is not taken from a pipe, of which nothing tells how much will come.
 pub const MOST_PIPED: u64 = 1 << 30;
 
-/// `O_NONBLOCK`: opening a pipe does not wait for a writer. It means nothing for a regular file.
-const NONBLOCK: i32 = 0o4000;
+/// `O_NONBLOCK`: neither opening nor reading a pipe waits for its other end. It means nothing for a regular
+/// file.
+pub(crate) const NONBLOCK: i32 = 0o4000;
 
 /// The content of a regular file, whose name need not be the user's.
 ///
@@ -58,7 +59,7 @@ pub fn read_opened(file: &mut File, most: u64) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// [`ErrorKind::FileTooLarge`] for more, else the system's reason.
-pub fn read_bounded(from: &mut impl Read, expected: u64, most: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read_bounded(from: &mut impl Read, expected: u64, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // One more, so that the last read meets the end without more room.
     bytes.try_reserve_exact(expected.min(most) as usize + 1)?;

@@ -171,7 +171,7 @@ fn may_follow(folder: &OwnedFd, link: &Stat, is_last: bool) -> Result<(), u32> {
 fn foreign_link(path: &Path, owner: u32) -> io::Error {
     let path = path.display();
     let why = format!(
-        "{path} is a symbolic link of another user (number {owner}), which is not followed; name the place that it leads to if it is meant"
+        "{path} is a symbolic link of another user (number {owner}), which is not followed; name another path, or the one that it leads to if that is meant"
     );
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }

@@ -43,7 +43,7 @@ use restitch_procfs::FileLock;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -151,11 +151,17 @@ impl Cache {
         builder.recursive(true).mode(0o700);
         builder.create(path.join("store")).map_err(|e| fail("making the cache", &path, e))?;
         let owner = std::fs::metadata(&path).map_err(|e| fail("reading", &path, e))?;
-        if owner.uid() != own_user() || owner.permissions().mode() & 0o022 != 0 {
-            return Err(bad(
-                &path,
-                "it belongs to another user, or others may write to it; name another cache with --cache",
-            ));
+        if owner.uid() != own_user() {
+            let why = format!("it belongs to user {}; name another cache with --cache", owner.uid());
+            return Err(bad(&path, &why));
+        }
+        if owner.mode() & 0o022 != 0 {
+            let why = format!(
+                "others may write to it (mode {:o}); run: chmod go-w {}, or name another cache with --cache",
+                owner.mode() & 0o7777,
+                path.display()
+            );
+            return Err(bad(&path, &why));
         }
         if let Err((folder, why)) = check_folders(&path.join("store")) {
             let why = format!(

@@ -165,7 +165,7 @@ fn check_folder(path: &Path, last: bool) -> std::result::Result<(), (PathBuf, &'
         () if !is_ours(&status) => bad("it belongs to another user"),
         () if status.mode() & BY_OTHERS == 0 || is_of_own_group(&status) => Ok(()),
         () if status.mode() & STICKY != 0 && !last => Ok(()),
-        () => bad("others may write to it"),
+        () => bad("others may write to it (chmod go-w would forbid that)"),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::attach_args::Attach;
 use crate::kernel::KernelCommand;
 use crate::layout_names::LayoutNames;
+use crate::process_number::process_number;
 use crate::seconds::seconds;
 use crate::switch::Switch;
 use crate::version_args::{LAYOUT, VersionArgs};
@@ -42,6 +43,7 @@ pub enum Command {
     /// layout if that is active and only its measurement was left.
     Attach {
         /// The process.
+        #[arg(value_parser = process_number)]
         pid: i32,
         #[command(flatten)]
         options: Attach,
@@ -62,6 +64,7 @@ pub enum Command {
     /// Give a process its original code back, byte for byte.
     Revert {
         /// The process.
+        #[arg(value_parser = process_number)]
         pid: i32,
         /// Also all processes that run its program.
         #[arg(long)]
@@ -70,6 +73,7 @@ pub enum Command {
     /// Show which processes are under restitch.
     Status {
         /// Only this process.
+        #[arg(value_parser = process_number)]
         pid: Option<i32>,
     },
     /// Record a profile of a process, or of a command and all programs that it executes.
@@ -180,7 +184,7 @@ pub struct Record {
     #[command(flatten)]
     pub source: crate::sources::SourceOptions,
     /// The process.
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = process_number)]
     pub pid: Option<i32>,
     /// Also all processes that run its program.
     #[arg(long, requires = "pid")]

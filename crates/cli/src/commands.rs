@@ -8,7 +8,7 @@ use crate::demo;
 use crate::keeper::{Keeper, keep};
 use crate::kernel::kernel_command;
 use crate::lab::lab_command;
-use crate::outputs::{Outputs, ended_early, failed_target, or_say_why};
+use crate::outputs::{Outputs, ended_early, failed_target, or_no_profile, or_say_why};
 use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_report::{RunResult, Target, bytes, count, counted, paragraph};
@@ -182,7 +182,7 @@ fn record_command(args: Record) -> Result<i32, SessionError> {
         _ => code,
     };
     if let Some(done) = source.record(traced, depth, profile, publish) {
-        return done;
+        return or_no_profile(done, &output);
     }
     let subject = match pid {
         Some(pid) => RecordSubject::Process { pid, tree, duration },
@@ -190,7 +190,7 @@ fn record_command(args: Record) -> Result<i32, SessionError> {
         None => RecordSubject::Command { command: child(&command), only: program },
     };
     let profile = recorded(depth.unwrap_or(32));
-    record_by_counting(RecordOptions { subject, output: profile }, publish)
+    or_no_profile(record_by_counting(RecordOptions { subject, output: profile }, publish), &output)
 }
 
 /// Records by counting.
@@ -286,7 +286,7 @@ fn status_command(pid: Option<i32>) -> Result<i32, SessionError> {
 /// There is no process in the user's state directory; those of others cannot be seen.
 const fn none_of_own(sees_roots: bool) -> &'static str {
     if sees_roots {
-        "no process that root has optimized is under restitch"
+        "no process that root has optimized is under restitch (`restitch attach PID` optimizes one)"
     } else {
         "no process of yours is under restitch (`sudo restitch status` shows those that root has optimized)"
     }

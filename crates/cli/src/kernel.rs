@@ -4,6 +4,7 @@ use crate::group_outputs::GroupOutputs;
 use crate::kernel_find::{FindOptions, find};
 use crate::kernel_groups::{count, find_and_hold, hold, revert, run_in_force, write_group};
 use crate::outputs::check_outputs;
+use crate::process_number::process_number;
 use crate::seconds::seconds;
 use crate::sources::percent;
 use clap::{Args, Subcommand, ValueEnum};
@@ -12,7 +13,9 @@ use restitch_kernel::{Analysis, Kernel, KernelDoctor, KernelError, Source, kerne
 use restitch_kernel_control::{Control, Groups};
 use restitch_kernel_position::{Counts, Hot, HowMany, Order};
 use restitch_report::paragraph;
-use restitch_session::{ExitCode, FoundGroupWanted, GroupWanted, Roots, SessionError, write_result};
+use restitch_session::{
+    ExitCode, FoundGroupWanted, GroupWanted, Roots, SessionError, read_file, write_result,
+};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -152,7 +155,7 @@ pub struct WalkOptions {
           conflicts_with_all = ["order", "counts", "write"])]
     pub count_for: f64,
     /// Count at most while this process runs. What the kernel does for others meanwhile is counted as well.
-    #[arg(long, value_name = "PID", conflicts_with_all = ["order", "counts", "write"])]
+    #[arg(long, value_name = "PID", value_parser = process_number, conflicts_with_all = ["order", "counts", "write"])]
     pub pid: Option<i32>,
     /// Put nothing in force if less than this share of the hot code finds no place in a model of the
     /// first-level cache.
@@ -395,11 +398,9 @@ impl GroupOptions {
                 Some(OrderName::Reversed) => Order::Reversed,
             });
         };
-        let text = std::fs::read_to_string(path);
-        let text = text.map_err(|source| KernelError::Read { path: path.clone(), source })?;
-        let counts = Counts::parse(&text);
-        let counts =
-            counts.map_err(|why| KernelError::Damaged { path: path.clone(), why: why.to_string() })?;
+        let damaged = |why: String| KernelError::Damaged { path: path.clone(), why };
+        let text = String::from_utf8(read_file(path)?).map_err(|error| damaged(error.to_string()))?;
+        let counts = Counts::parse(&text).map_err(|why| damaged(why.to_string()))?;
         Ok(Order::Counted { counts, hot: Hot::PercentOfCalls(self.hot) })
     }
 }

@@ -1,6 +1,7 @@
 //! `restitch kernel find`: samples of the running kernel's code, for a time or while a command runs.
 
 use crate::child::{child, exit_status};
+use crate::process_number::process_number;
 use crate::progress::Progress;
 use crate::seconds::seconds;
 use crate::sources::percent;
@@ -19,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Debug, Args)]
 pub struct FindOptions {
     /// Only what the kernel does for this process and those that it starts.
-    #[arg(long, value_name = "PID", conflicts_with = "command")]
+    #[arg(long, value_name = "PID", value_parser = process_number, conflicts_with = "command")]
     pub pid: Option<i32>,
     /// Sample for so many seconds.
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, default_value_t = 10.0,

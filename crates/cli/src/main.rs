@@ -19,6 +19,7 @@ mod layout_names;
 mod options;
 mod outputs;
 mod pages;
+mod process_number;
 mod profile_args;
 mod profile_commands;
 mod progress;

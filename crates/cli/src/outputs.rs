@@ -117,6 +117,18 @@ pub(crate) fn ended_early(result: &mut RunResult, status: Option<i32>) -> i32 {
     result.exit_code
 }
 
+/// What has come of a recording, which says, if it was ended before there was a profile, that there is none.
+pub(crate) fn or_no_profile<T>(done: Result<T, SessionError>, output: &Path) -> Result<T, SessionError> {
+    or_interrupted(done).map_err(|error| match error {
+        SessionError::Interrupted { signal, then } => {
+            let then = if then.is_empty() { "record again, for longer".into() } else { then };
+            let then = format!("no profile was written to {}; {then}", output.display());
+            SessionError::Interrupted { signal, then }
+        }
+        other => other,
+    })
+}
+
 /// Runs `work` on `target` and, if it fails, writes that to the JSON file that was asked for: whoever reads
 /// it in the end is to find more than nothing.
 pub(crate) fn or_say_why(

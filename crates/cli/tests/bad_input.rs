@@ -142,7 +142,10 @@ fn profiles_that_do_not_fit() {
     let other = require!(compile(&program_of("goto.c"), &["-O2"]).ok(), "gcc");
     let refused = files.optimize(&other, &files.at("profile"));
     expect_message(&refused, code::BAD_INPUT, &["no profile for this build", "restitch record"]);
-    expect_message(&files.optimize(&program, &files.at("missing")), code::FAILURE, &["missing"]);
+    let missing = files.optimize(&program, &files.at("missing"));
+    expect_message(&missing, code::FAILURE, &["missing", "check the path", "restitch record"]);
+    let missing = files.restitch.run(&["profile", "show", "missing"]);
+    expect_message(&missing, code::FAILURE, &["missing", "check the path", "restitch record"]);
     files.assert_output_is_as_before();
 }
 
@@ -238,13 +241,15 @@ fn processes_that_are_not_there() {
     let pid = ended.pid().to_string();
     ended.wait_within(common::PATIENCE).expect("it ends");
     for finished in on_process(&restitch, &pid) {
-        expect_message(&finished, code::VANISHED, &[&pid]);
+        expect_message(&finished, code::VANISHED, &[&pid, "look its number up"]);
     }
+    let named = restitch.run(&["attach", "nginx"]);
+    expect_message(&named, code::USAGE, &["a process number is wanted", "`pgrep -a nginx`"]);
     for wrong in ["-5", "x", "99999999999"] {
         restitch.run(&["attach", wrong]).expect(code::USAGE);
     }
     for finished in on_process(&restitch, "0") {
-        assert!(!finished.status.success(), "process 0: {}", finished.stdout);
+        expect_message(&finished, code::USAGE, &["a process number is wanted"]);
     }
 }
 
@@ -335,6 +340,7 @@ fn the_first_process_and_kernel_threads_are_left_alone() {
     // Whatever this user may do to it, it is not profiled by a test; what has to hold is the orderly end.
     let status = restitch.run(&["revert", "1"]);
     assert!(matches!(status.status.code(), Some(3 | 5 | 6 | 7)), "{}", status.stderr);
+    assert!(!status.stderr.contains("as root"), "root is told to be root: {}", status.stderr);
 }
 
 #[test]
@@ -662,33 +668,38 @@ fn small_programs_have_sizes() {
     assert!(!size.contains(" 0"), "{size}");
 }
 
+/// Not the program, the process or the state directory.
 #[test]
-fn a_limit_of_open_files_is_what_attach_names() {
+fn a_limit_of_open_files_is_what_is_named() {
     let Some(path) = stoppable("loops.c", &["-O2"]) else { return };
     let (restitch, target) = (Restitch::new(), Target::start(&path));
-    let pid = target.pid().to_string();
-    let mut named = 0;
-    for limit in 5..12 {
-        let mut command = Command::new("sh");
-        command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")]);
-        command.arg(env!("CARGO_BIN_EXE_restitch")).args([
-            "attach",
-            &pid,
-            "--measure",
-            "0",
-            "--duration",
-            "0.5",
-        ]);
-        let done = finish(command.env("RESTITCH_STATE_DIR", restitch.state()));
-        let (code, said) = (done.status.code(), &done.stderr);
-        if matches!(code, Some(code::FAILURE | code::REFUSED)) {
-            assert!(said.contains("`ulimit -n") && !said.contains("RESTITCH_STATE_DIR"), "{limit}: {said}");
-            named += 1;
+    let (pid, file) = (target.pid().to_string(), restitch.state().join("profile.out"));
+    let file = file.to_str().expect("text");
+    for arguments in [
+        &["attach", &pid, "--measure", "0", "--duration", "0.5"][..],
+        &["attach", &pid, "--dry-run", "--duration", "0.5"],
+        &["record", "-p", &pid, "--source", "trace", "--duration", "0.5", "-o", file],
+    ] {
+        let mut named = 0;
+        for limit in 5..12 {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")]);
+            command.arg(env!("CARGO_BIN_EXE_restitch")).args(arguments);
+            let done = finish(command.env("RESTITCH_STATE_DIR", restitch.state()));
+            let (code, said) = (done.status.code(), &done.stderr);
+            if matches!(code, Some(code::FAILURE | code::REFUSED)) {
+                assert!(
+                    said.contains("`ulimit -n") && !said.contains("RESTITCH_STATE_DIR"),
+                    "{limit}: {said}"
+                );
+                named += 1;
+            }
+            let is_known =
+                matches!(code, Some(code::FAILURE | code::REFUSED | code::DONE | code::NOTHING_TO_DO));
+            assert!(is_known, "{limit}, {arguments:?}: {code:?}: {said}");
         }
-        let is_known = matches!(code, Some(code::FAILURE | code::REFUSED | code::DONE | code::NOTHING_TO_DO));
-        assert!(is_known, "{limit}: {code:?}: {said}");
+        assert!(named > 0, "{arguments:?}: no limit was too low");
     }
-    assert!(named > 0, "no limit was too low");
     restitch.revert(target.pid());
 }
 

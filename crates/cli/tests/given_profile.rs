@@ -7,6 +7,7 @@ use common::target::stoppable;
 use common::{Restitch, Target, code, expect_message, finish, look};
 use restitch_testkit::{Finished, require, scratch};
 use std::path::Path;
+use std::process::Command;
 
 fn record(restitch: &Restitch, pid: u32, file: &Path) {
     let pid = pid.to_string();
@@ -60,6 +61,40 @@ fn another_process_of_the_same_program_is_moved_at_once() {
     target.assert_computing("in the new layout again");
     target.assert_goes_back(&restitch);
     target.assert_computing("after revert");
+    target.stop();
+}
+
+/// `--profile <(zcat ...)`, in formats that are read with the program's code, too; a writer may be late.
+#[test]
+fn a_profile_may_come_through_a_pipe() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let (file, pipe) = (folder.path().join("profile"), folder.path().join("pipe"));
+    let mut target = Target::start(&program);
+    record(&restitch, target.pid(), &file);
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let text = folder.path().join("it.fdata");
+    let convert = ["profile", "convert", "-o"].map(String::from).to_vec();
+    let paths = [&text, &file].map(|path| path.display().to_string());
+    let program = ["--program".into(), program.display().to_string()];
+    restitch.run(&[&convert[..], &paths, &program].concat()).expect(code::DONE);
+    for profile in [&file, &text] {
+        let script = "exec \"$0\" attach \"$1\" --measure 0 --keep-in-place off --profile <(cat \"$2\")";
+        let mut bash = Command::new("bash");
+        bash.args(["-c", script, env!("CARGO_BIN_EXE_restitch"), &target.pid().to_string()]).arg(profile);
+        finish(bash.env("RESTITCH_STATE_DIR", restitch.state())).expect(code::DONE);
+        assert!(!look::differences(target.pid()).is_empty(), "{}", profile.display());
+        target.assert_goes_back(&restitch);
+        let writer = std::thread::spawn({
+            let (profile, pipe) = (profile.clone(), pipe.clone());
+            // It is opened once somebody reads.
+            move || std::fs::write(pipe, std::fs::read(profile).expect("there")).expect("read")
+        });
+        attach(&restitch, target.pid(), &pipe, &[]).expect(code::DONE);
+        writer.join().expect("it has written");
+        assert!(!look::differences(target.pid()).is_empty(), "{}", profile.display());
+        target.assert_goes_back(&restitch);
+    }
     target.stop();
 }
 

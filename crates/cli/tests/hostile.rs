@@ -364,7 +364,12 @@ fn links_of_others_in_place_of_outputs_are_not_followed() {
     };
     for output in [file, folder.join("victim")] {
         let finished = instrument(&output);
-        expect_message(&finished, code::FAILURE, &["symbolic link", "another user", &USER.to_string()]);
+        expect_message(
+            &finished,
+            code::FAILURE,
+            &["symbolic link", "another user", &USER.to_string(), "name another path"],
+        );
+        assert!(!finished.stderr.contains("check the permissions"), "{}", finished.stderr);
         assert_eq!(std::fs::read(&victim).expect("there"), b"ours");
     }
     // Their owner's are.
@@ -389,15 +394,18 @@ fn a_state_directory_that_others_can_exchange_is_refused() {
     std::fs::create_dir_all(open.join("state")).expect("ours");
     set_mode(&open.join("state"), 0o700);
     set_mode(&open, 0o777);
-    refused(&open.join("state"), "others may write");
+    let helps = |folder: &Path| format!("chmod go-w {}", folder.canonicalize().expect("there").display());
+    refused(&open.join("state"), &helps(&open));
     set_mode(&open, 0o1777);
     set_mode(&open.join("state"), 0o777);
-    refused(&open.join("state"), "others may write");
+    refused(&open.join("state"), &helps(&open.join("state")));
     if is_root() {
         let theirs = folder.path().join("theirs");
         std::fs::create_dir_all(theirs.join("state")).expect("ours");
         std::os::unix::fs::chown(&theirs, Some(USER), None).expect("root may");
-        refused(&theirs.join("state"), &USER.to_string());
+        refused(&theirs.join("state"), &format!("belongs to user {USER}"));
+        std::os::unix::fs::chown(theirs.join("state"), Some(USER), None).expect("root may");
+        refused(&theirs.join("state"), &format!("belongs to user {USER}, and restitch runs as user 0"));
     }
     target.assert_untouched("after it was refused");
     target.stop();

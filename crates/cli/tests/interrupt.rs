@@ -201,6 +201,70 @@ fn a_recording_that_is_asked_to_end_writes_what_it_has() {
     target.stop();
 }
 
+/// Opening a pipe waits for its other end, and a handler lets calls go on.
+#[test]
+fn pipes_at_whose_other_end_nobody_is_do_not_keep_it_from_ending() {
+    let mut target = require!(switch(), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let (pid, path) = (target.pid().to_string(), pipe.to_str().unwrap());
+    let waiting = [
+        &["attach", &pid, "--profile", path, "--measure", "0"][..],
+        &["attach", &pid, "--json", path],
+        &["attach", &pid, "--html", path],
+        &["record", "-p", &pid, "-o", path],
+        &["record", "-p", &pid, "-o", path, "--source", "trace"],
+    ];
+    for arguments in waiting {
+        let working = Working::start(&restitch, arguments);
+        await_sampled(&working);
+        send("TERM", working.pid());
+        let done = working.finish();
+        done.expect(128 + TERM);
+        assert!(done.stderr.contains("ended by SIGTERM"), "{arguments:?}: {}", done.stderr);
+        assert!(done.stderr.contains(path), "{arguments:?}: {}", done.stderr);
+    }
+    target.assert_untouched("while a pipe was waited for");
+    target.stop();
+}
+
+#[test]
+fn a_recording_that_is_ended_before_there_is_anything_says_that_there_is_no_profile() {
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let file = folder.path().join("it.profile");
+    std::fs::write(&file, "old").unwrap();
+    let path = file.to_str().unwrap();
+    let idle = Guarded::spawn(Command::new("sleep").arg("600")).unwrap();
+    let pid = idle.pid().to_string();
+    for source in ["count", "trace", "ip"] {
+        let arguments = ["record", "-p", &pid, "-o", path, "--duration", "600", "--source", source];
+        let working = Working::start(&restitch, &arguments);
+        await_sampled(&working);
+        send("TERM", working.pid());
+        let done = working.finish();
+        done.expect(128 + TERM);
+        let told = format!("ended by SIGTERM: no profile was written to {path}; ");
+        assert!(done.stderr.contains(&told), "{source}: {}", done.stderr);
+        assert_eq!(std::fs::read(&file).unwrap(), b"old", "{source}");
+    }
+    // A command that has ended by that.
+    for source in ["count", "trace", "ip"] {
+        let arguments = ["record", "-o", path, "--source", source, "--", "sleep", "600"];
+        let working = Working::start(&restitch, &arguments);
+        await_sampled(&working);
+        send("TERM", working.pid());
+        let done = working.finish();
+        done.expect(128 + TERM);
+        assert!(
+            done.stderr.contains(&format!("no profile was written to {path}; ")),
+            "{source}: {}",
+            done.stderr
+        );
+        assert_eq!(std::fs::read(&file).unwrap(), b"old", "{source}");
+    }
+}
+
 #[test]
 fn a_command_gets_the_signals_and_its_end_is_that_of_restitch() {
     let restitch = Restitch::new();

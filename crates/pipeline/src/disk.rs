@@ -1,21 +1,56 @@
 //! Files that the user names: reading, and writing whole or not at all.
 
 use crate::error::PipelineError;
-use restitch_apply::{Existing, MOST_NAMED, MOST_PIPED, Outlives};
+use restitch_apply::{Existing, GivenUp, MOST_NAMED, MOST_PIPED, Outlives};
+use restitch_tracee::AskedToEnd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Reads a file that the user names, or a pipe to its end. Devices have none.
+/// Reads a file that the user names, or a pipe to its end, however late that comes: until then, this program
+/// can be asked to end. Devices have none.
+///
+/// # Errors
+/// If it cannot be read; [`PipelineError::Interrupted`] after such a request.
 pub fn read_file(path: &Path) -> Result<Vec<u8>, PipelineError> {
-    let is_pipe = |m: std::fs::Metadata| m.file_type().is_fifo() || m.file_type().is_socket();
-    if std::fs::metadata(path).is_ok_and(is_pipe) {
-        let piped = std::fs::File::open(path);
-        let bytes = piped.and_then(|mut pipe| restitch_apply::read_bounded(&mut pipe, 0, MOST_PIPED));
-        return bytes.map_err(|source| unreadable(path, source));
+    if std::fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo()) {
+        let bytes = restitch_apply::read_pipe(path, MOST_PIPED, &|| asked().is_some());
+        return bytes.map_err(|source| {
+            given_up("reading", path, &source).unwrap_or_else(|| unreadable(path, source))
+        });
     }
     let file = restitch_apply::open_without_waiting(path);
     let bytes = file.and_then(|mut file| restitch_apply::read_opened(&mut file, MOST_NAMED));
     bytes.map_err(|source| unreadable(path, source))
+}
+
+/// The request to end this program, or the command that it stands for.
+fn asked() -> Option<i32> {
+    AskedToEnd::signal().or_else(AskedToEnd::ended_command)
+}
+
+/// Whether there was a request to end this program. (What there is to say of a command that has ended is
+/// still to be written.)
+fn is_asked() -> bool {
+    AskedToEnd::signal().is_some()
+}
+
+/// That this program was asked to end before anybody was at the other end of a pipe, if that is why.
+fn given_up(operation: &'static str, path: &Path, source: &std::io::Error) -> Option<PipelineError> {
+    let signal = asked().filter(|_| GivenUp::is_in(source))?;
+    Some(PipelineError::Interrupted { operation, path: path.into(), signal })
+}
+
+/// Reads a profile that the user names, as [`read_file`] does.
+///
+/// # Errors
+/// As there; [`PipelineError::NoProfile`] if there is none.
+pub fn read_profile(path: &Path) -> Result<Vec<u8>, PipelineError> {
+    read_file(path).map_err(|error| match error {
+        PipelineError::File { path, source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            PipelineError::NoProfile { path, source }
+        }
+        other => other,
+    })
 }
 
 /// Reads a file that something else than the user may name: a pipe is none, so that nobody waits for its
@@ -40,7 +75,7 @@ pub fn unreadable(path: &Path, source: std::io::Error) -> PipelineError {
 /// # Errors
 /// If it cannot.
 pub fn check_writable(path: &Path) -> Result<(), PipelineError> {
-    restitch_apply::can_be_written(path).map_err(|source| writing(path, source))
+    restitch_apply::can_be_written(path, &is_asked).map_err(|source| writing(path, source))
 }
 
 /// Writes what the user asked for. A file is written whole or not at all, in place of one that is there; a
@@ -50,7 +85,7 @@ pub fn check_writable(path: &Path) -> Result<(), PipelineError> {
 /// # Errors
 /// If it cannot be written; a file that was there is as before.
 pub fn write_result(path: &Path, bytes: &[u8], mode: u32) -> Result<(), PipelineError> {
-    restitch_apply::write_result(path, bytes, mode, Outlives::PowerCut)
+    restitch_apply::write_result(path, bytes, mode, Outlives::PowerCut, &is_asked)
         .map_err(|source| writing(path, source))
 }
 
@@ -61,7 +96,11 @@ pub fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> Result<(), PipelineE
 }
 
 fn writing(path: &Path, source: std::io::Error) -> PipelineError {
-    PipelineError::File { operation: "writing", path: path.into(), source }
+    given_up("writing", path, &source).unwrap_or_else(|| PipelineError::File {
+        operation: "writing",
+        path: path.into(),
+        source,
+    })
 }
 
 #[cfg(test)]

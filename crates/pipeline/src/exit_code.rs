@@ -135,6 +135,15 @@ impl ExitCode {
     }
 }
 
+/// The name of a signal that asks to end.
+pub fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        _ => "SIGTERM",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

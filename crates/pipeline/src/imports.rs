@@ -2,9 +2,9 @@
 //! formats of other tools.
 
 use crate::analysis::Analyzed;
-use crate::disk::read_file;
+use crate::disk;
 use crate::error::PipelineError;
-use crate::profiles::{Code, ProfileInput, Sampled, load, of_samples, only_samples, resolve};
+use crate::profiles::{Code, ProfileInput, Sampled, load_bytes, of_samples, only_samples, resolve};
 use crate::recorded_builds::of_build;
 use restitch_apply::{Why, explained};
 use restitch_profile::{ModuleProfile, Profile, ProfileFile, import_perf_data, sample_coverage};
@@ -31,12 +31,12 @@ pub fn read_profile(
     request: ProfileRequest<'_>,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), PipelineError> {
-    let bytes = read_file(request.profile)?;
+    let bytes = disk::read_profile(request.profile)?;
     if bytes.starts_with(PERF_MAGIC) {
         return from_perf(&bytes, request, module);
     }
     match Format::detect(&bytes) {
-        Ok(format) if format != Format::Store => return from_text(format, request, module),
+        Ok(format) if format != Format::Store => return from_text(&bytes, format, request, module),
         _ => {}
     }
     let stored = ProfileFile::read(&bytes).map_err(|e| bad(request, e))?;
@@ -51,6 +51,7 @@ pub fn read_profile(
 
 /// The formats of other tools, which are of the one program that is to be optimized.
 fn from_text(
+    bytes: &[u8],
     format: Format,
     request: ProfileRequest<'_>,
     module: &Analyzed,
@@ -61,7 +62,7 @@ fn from_text(
     let mut code = Code::with(request.program, module.clone());
     let input =
         ProfileInput { path: request.profile.to_owned(), format: Some(format), sampled: Sampled::default() };
-    let loaded = load(&input, &mut code)?;
+    let loaded = load_bytes(bytes, &input, &mut code)?;
     let part = loaded.modules.first().ok_or_else(|| no_part(request, &[]))?;
     let (profile, mut warnings) = resolve(part, code.of(part, request.profile)?)?;
     warnings.extend(loaded.notes);
@@ -112,7 +113,7 @@ fn stored_part<'a>(
 /// # Errors
 /// If the file cannot be read or is of another kind.
 pub fn read_store(path: &Path) -> Result<ProfileFile, PipelineError> {
-    ProfileFile::read(&read_file(path)?).map_err(|e| {
+    ProfileFile::read(&disk::read_profile(path)?).map_err(|e| {
         let words = format!(
             "{e}; this takes profiles of `restitch record`, `restitch profile convert` makes one of another format"
         );

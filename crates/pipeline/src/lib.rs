@@ -29,5 +29,5 @@ pub mod version_options;
 mod watcher;
 
 pub use error::PipelineError;
-pub use exit_code::ExitCode;
+pub use exit_code::{ExitCode, signal_name};
 pub use watcher::{Quiet, Watcher};

@@ -5,7 +5,7 @@ use restitch_apply_process::ProcessError;
 use restitch_kernel::KernelError;
 use restitch_kernel_control::ControlError;
 use restitch_kernel_position::PositionError;
-use restitch_pipeline::{ExitCode, PipelineError};
+use restitch_pipeline::{ExitCode, PipelineError, signal_name};
 use std::path::PathBuf;
 
 /// Why a session failed.
@@ -77,7 +77,9 @@ pub enum SessionError {
         why: String,
     },
     /// All functions of a module are better off where they are.
-    #[error("{module}: what runs in it is best left where it is; nothing was changed")]
+    #[error(
+        "{module}: what runs in it is best left where it is; nothing was changed; try again under another load"
+    )]
     NothingMoves {
         /// The module.
         module: PathBuf,
@@ -167,15 +169,6 @@ pub enum SessionError {
 
 fn colon(then: &str) -> &'static str {
     if then.is_empty() { "" } else { ": " }
-}
-
-/// The name of a signal that asks to end.
-pub fn signal_name(signal: i32) -> &'static str {
-    match signal {
-        libc::SIGHUP => "SIGHUP",
-        libc::SIGINT => "SIGINT",
-        _ => "SIGTERM",
-    }
 }
 
 impl SessionError {
@@ -290,7 +283,9 @@ fn of_process(error: &ProcessError) -> ExitCode {
     match error {
         ProcessError::Proc(error) => of_proc(error),
         ProcessError::Trace(error) => of_trace(error),
-        ProcessError::NoProgram { .. } | ProcessError::Journal { .. } => ExitCode::BadInput,
+        ProcessError::NoProgram { .. } | ProcessError::BadProgram { .. } | ProcessError::Journal { .. } => {
+            ExitCode::BadInput
+        }
         ProcessError::Busy { .. }
         | ProcessError::HalfDone { .. }
         | ProcessError::NoRoom { .. }

@@ -23,4 +23,4 @@ pub mod start;
 pub mod unfinished;
 pub mod verdict;
 
-pub use error::{SessionError, signal_name};
+pub use error::SessionError;

@@ -1,13 +1,14 @@
 //! Errors of reading `/proc`.
 
 use crate::ended::has_ended;
+use crate::obstacle::{Access, obstacle};
 use std::path::{Path, PathBuf};
 
 /// Why a fact about a process could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcError {
     /// The process or thread does not exist (any more).
-    #[error("process {pid} does not exist (it may have ended): {path}", path = path.display())]
+    #[error("process {pid} does not exist, or has ended; look its number up (`pgrep -a NAME`) and try again")]
     Gone {
         /// The process asked about.
         pid: i32,
@@ -15,15 +16,14 @@ pub enum ProcError {
         path: PathBuf,
     },
     /// The kernel refuses to tell.
-    #[error(
-        "no permission to read {path}: process {pid} belongs to another user or is protected; run as the same user or as root",
-        path = path.display()
-    )]
+    #[error("no permission to read {path} of process {pid}: {obstacle}", path = path.display())]
     Permission {
         /// The process asked about.
         pid: i32,
         /// The file that was to be read.
         path: PathBuf,
+        /// What is in the way, and what helps.
+        obstacle: String,
     },
     /// Any other failure of the operating system.
     #[error("cannot read {path} of process {pid}: {source}{}", next_step(source), path = path.display())]
@@ -36,7 +36,7 @@ pub enum ProcError {
         source: std::io::Error,
     },
     /// The file does not have the form that the kernel documents (proc(5)).
-    #[error("{path} of process {pid} is not understood: {what}", path = path.display())]
+    #[error("{path} of process {pid} is not understood: {what}; please report it, with the version of the kernel (uname -r)", path = path.display())]
     Malformed {
         /// The process asked about.
         pid: i32,
@@ -71,7 +71,8 @@ fn next_step(source: &std::io::Error) -> &'static str {
             "; restitch may not have so many files open: raise the limit (`ulimit -n 1024`)"
         }
         Some(libc::ENFILE) => "; the system has as many files open as it may (fs.file-max)",
-        _ => "",
+        Some(libc::ENOMEM) => "; free memory and try again",
+        _ => "; try again",
     }
 }
 
@@ -88,7 +89,10 @@ impl ProcError {
             Some(libc::ENOENT | libc::ESRCH) => Self::Gone { pid, path },
             // The files of a process that has ended belong to root until it is collected.
             Some(libc::EACCES | libc::EPERM) if has_ended(pid) => Self::Gone { pid, path },
-            Some(libc::EACCES | libc::EPERM) => Self::Permission { pid, path },
+            Some(libc::EACCES | libc::EPERM) => {
+                let access = if path.ends_with("mem") { Access::Trace } else { Access::Look };
+                Self::Permission { pid, path, obstacle: obstacle(pid, access) }
+            }
             _ => Self::Io { pid, path, source },
         }
     }

@@ -108,10 +108,12 @@ pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError>
     let holder = holder(pid);
     let via =
         PathBuf::from(format!("/proc/{holder}/map_files/{:x}-{:x}", range.start.get(), range.end.get()));
-    if let Ok(file) = open_regular(&via)
-        && is_behind(&file, pid, mapping)
-    {
-        return Ok(OpenedFile { file, via });
+    match open_regular(&via) {
+        Ok(file) if is_behind(&file, pid, mapping) => return Ok(OpenedFile { file, via }),
+        Err(source) if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            return Err(ProcError::from_io(pid, &via, source));
+        }
+        _ => {}
     }
     let Some(path) = mapping.path() else {
         let what = format!("no file is mapped at {range}");

@@ -30,6 +30,7 @@ mod mapped;
 mod maps;
 mod memory_room;
 mod mounts;
+mod obstacle;
 mod pages;
 mod present;
 mod process;
@@ -51,6 +52,7 @@ pub use mapped::{ChangeTimes, change_times, identity_when_mapped};
 pub use maps::{Device, Mapping, MappingName, Permissions, parse_maps};
 pub use memory_room::{MemoryRoom, memory_room};
 pub use mounts::Mounts;
+pub use obstacle::{Access, obstacle};
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags, names_a_watcher};
 pub use present::{PageRun, Residents};
 pub use process::{

@@ -32,10 +32,13 @@ impl ProcessId {
     }
 
     /// Whether this very process still exists and has not ended (a zombie has, and one that is just ending
-    /// and runs no code of its own any more).
+    /// and runs no code of its own any more). One that cannot be looked at, for want of open files say, has
+    /// not.
     pub fn is_alive(self) -> bool {
-        thread_stat(self.pid, self.pid)
-            .is_ok_and(|stat| stat.start_time == self.start_time && !all_ended(self.pid, &stat))
+        match thread_stat(self.pid, self.pid) {
+            Ok(stat) => stat.start_time == self.start_time && !all_ended(self.pid, &stat),
+            Err(error) => !error.is_gone(),
+        }
     }
 
     /// When it was started, by the clock of the system, to about a tick; `None` where the time since boot

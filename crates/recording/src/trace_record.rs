@@ -182,7 +182,7 @@ fn untraced(report: &TraceReport) -> SessionError {
         },
         None => SessionError::nothing_to_do(format!(
             "the process used {seconds:.1} s of CPU time, but hardly any in its own code (the rest is the kernel's), so \
-             there was nothing to trace"
+             there was nothing to trace; `restitch kernel find` shows what it does there"
         )),
     }
 }
@@ -300,7 +300,9 @@ pub fn launch_holding<T>(
 }
 
 fn not_held() -> SessionError {
-    SessionError::nothing_to_do("the command could not be held")
+    SessionError::nothing_to_do(
+        "the command could not be held at its beginning; try again, or record it by its number (-p)",
+    )
 }
 
 /// Starts a command, lets this program `stand_in` for it, and holds it at its program's entry point. (Should

@@ -94,7 +94,10 @@ fn sample(job: &mut Job<'_>, length: Length) -> Result<(Vec<Window>, IpSamples, 
         if let Some(error) = samples_in_no_file(job.set.leader.target().pid(), &samples) {
             return Err(error);
         }
-        let why = format!("no module with enough samples can be moved{}", job.left_out.reasons());
+        let why = format!(
+            "no module with enough samples can be moved{}; `restitch analyze FILE` says what keeps code in place",
+            job.left_out.reasons()
+        );
         return Err(SessionError::nothing_to_do(why));
     }
     Ok((before, samples, chosen))

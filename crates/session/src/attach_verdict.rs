@@ -3,10 +3,10 @@
 use crate::attach_job::Job;
 use crate::attach_options::AttachOptions;
 use restitch_apply_process::VersionKind;
-use restitch_pipeline::ExitCode;
+use restitch_pipeline::{ExitCode, signal_name};
+use restitch_processes::SessionError;
 use restitch_processes::process_set::ProcessSet;
 use restitch_processes::verdict::{Window, Windows};
-use restitch_processes::{SessionError, signal_name};
 use restitch_report::{Helped, Outcome};
 use restitch_tracee::AskedToEnd;
 use std::time::Duration;

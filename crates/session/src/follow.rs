@@ -211,7 +211,9 @@ impl Follower<'_> {
         refuse(live.target())?;
         let found = self.images.versions_for(&live)?;
         if found.is_empty() {
-            let nothing = SessionError::nothing_to_do("none of its code can be counted");
+            let nothing = SessionError::nothing_to_do(
+                "none of its code can be counted; `restitch analyze FILE` says what keeps it in place",
+            );
             return Err(with_what_is_left(nothing, live.target()));
         }
         live.switch_held(stopped, &self.images.incoming(&found))?;

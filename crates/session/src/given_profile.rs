@@ -12,9 +12,11 @@ use crate::module_churn::ModuleChurn;
 use restitch_apply::{Why, explained};
 use restitch_apply_process::Module;
 use restitch_pipeline::PipelineError;
-use restitch_pipeline::disk::read_file;
+use restitch_pipeline::disk::read_profile;
 use restitch_pipeline::imports::without_counts;
-use restitch_pipeline::profiles::{Code, Loaded, LoadedModule, ProfileInput, Sampled, load, resolve_in};
+use restitch_pipeline::profiles::{
+    Code, Loaded, LoadedModule, ProfileInput, Sampled, load_bytes, resolve_in,
+};
 use restitch_processes::SessionError;
 use restitch_processes::modules::{Chosen, may_be_changed};
 use restitch_processes::process_set::ProcessSet;
@@ -34,8 +36,8 @@ enum Content {
     Counts(ProfileFile),
     /// A `perf.data` file.
     Records(Loaded),
-    /// A format that is of one program, and is read with its code.
-    OfOneProgram(Format),
+    /// What is in a file of a format that is of one program, which is read with its code.
+    OfOneProgram(Format, Vec<u8>),
 }
 
 /// The modules that a profile has counts of, and the counts.
@@ -53,7 +55,7 @@ impl GivenProfile {
     /// # Errors
     /// If the file cannot be read, or is no profile with counts.
     pub fn read(path: &Path) -> Result<Self, SessionError> {
-        let bytes = read_file(path)?;
+        let bytes = read_profile(path)?;
         let bad = |why: Why| SessionError::from(PipelineError::BadFile { path: path.into(), why });
         let format = Format::detect(&bytes)
             .map_err(|e| bad(explained(format!("{e}; `restitch profile formats` lists what is read"), e)))?;
@@ -62,14 +64,16 @@ impl GivenProfile {
         }
         let content = match format {
             Format::Store => Content::Counts(ProfileFile::read(&bytes).map_err(|e| bad(e.into()))?),
-            Format::PerfData => Content::Records(load(&input(path, format), &mut Code::default())?),
+            Format::PerfData => {
+                Content::Records(load_bytes(&bytes, &input(path, format), &mut Code::default())?)
+            }
             Format::Fdata
             | Format::FdataNoLbr
             | Format::BoltYaml
             | Format::PreAggregated
             | Format::AutoFdo
             | Format::PropellerClusters
-            | Format::SymbolOrder => Content::OfOneProgram(format),
+            | Format::SymbolOrder => Content::OfOneProgram(format, bytes),
         };
         Ok(Self { path: path.into(), content })
     }
@@ -126,7 +130,7 @@ impl GivenProfile {
                 loaded.modules.iter().any(|m| m.path == module.path)
                     && !loaded.modules.iter().any(|m| is_of(m, module))
             }
-            Content::OfOneProgram(_) => false,
+            Content::OfOneProgram(..) => false,
         }
     }
 
@@ -144,7 +148,7 @@ impl GivenProfile {
         };
         let wanted: Vec<usize> = match &self.content {
             Content::Counts(file) => return not_chosen(set, &[], left_out, file),
-            Content::OfOneProgram(_) => vec![target.program],
+            Content::OfOneProgram(..) => vec![target.program],
             Content::Records(loaded) => {
                 notes.extend(loaded.notes.iter().cloned());
                 (0..target.modules.len()).filter(|i| of_process(*i).is_some()).collect()
@@ -154,9 +158,9 @@ impl GivenProfile {
         let mut found = Vec::new();
         for module in analyzed(set, wanted.into_iter().filter(may_be).collect())? {
             let resolved = match (&self.content, of_process(module.index)) {
-                (Content::OfOneProgram(format), _) => {
+                (Content::OfOneProgram(format, bytes), _) => {
                     let mut code = Code::with(&module.path, module.analyzed.clone());
-                    let loaded = load(&input(&self.path, *format), &mut code)?;
+                    let loaded = load_bytes(bytes, &input(&self.path, *format), &mut code)?;
                     notes.extend(loaded.notes);
                     let Some(part) = loaded.modules.first() else { continue };
                     resolve_in(part, &module.analyzed, &module.path)?

@@ -66,7 +66,9 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
     let functions: Vec<FuncId> = program.function_ids().collect();
     let plan = plan_counters(program, &scope_of(program, &functions), Weights::Static, Calls::Return);
     if plan.counted.is_empty() {
-        return Err(SessionError::nothing_to_do("none of its functions can be counted"));
+        let why =
+            "none of its functions can be counted; `restitch analyze FILE` says what keeps them in place";
+        return Err(SessionError::nothing_to_do(why));
     }
     let layout = counting_layout(program, &plan);
     timings.end("counter placement");

@@ -10,7 +10,7 @@ use restitch_layout::{DuplicateLimits, Layout, Prefetch, duplicate_tails};
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::Watcher;
 use restitch_pipeline::analysis::Analyzed;
-use restitch_pipeline::disk::read_file;
+use restitch_pipeline::disk;
 use restitch_pipeline::imports::{ProfileRequest, read_profile};
 use restitch_pipeline::machine::this_machine;
 use restitch_pipeline::make::{Ways, lay_out, prefetches};
@@ -127,7 +127,7 @@ fn recorded(
     module: &Analyzed,
     watcher: &mut dyn Watcher,
 ) -> Result<Trace, SessionError> {
-    let bytes = read_file(path)?;
+    let bytes = disk::read_profile(path)?;
     let bad = |why: Why| SessionError::from(PipelineError::BadFile { path: path.to_owned(), why });
     let imported = import_perf_data(&bytes).map_err(|e| bad(e.into()))?;
     let own = of_build(&imported, module, program).map_err(|why| bad(why.into()))?;

@@ -144,7 +144,10 @@ fn record_set(
         }
         return Err(SessionError::nothing_to_do(match samples.total {
             LEAST_SAMPLES.. => {
-                format!("nothing of process {pid} that ran enough can be counted{}", left_out.reasons())
+                format!(
+                    "nothing of process {pid} that ran enough can be counted{}; `--source trace` or `ip` may record it as it is",
+                    left_out.reasons()
+                )
             }
             few => format!(
                 "process {pid} used too little CPU time to be profiled ({few} samples); try again under load"

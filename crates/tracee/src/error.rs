@@ -1,5 +1,6 @@
 //! Errors of tracing.
 
+use crate::not_started::advice;
 use crate::unborrowable::Unborrowable;
 use restitch_address::Avma;
 use restitch_procfs::{Frozen, ProcError};
@@ -19,7 +20,9 @@ pub enum TraceError {
         operation: &'static str,
     },
     /// The process has ended, but its parent has not collected it.
-    #[error("process {pid} has ended already (it is a zombie until its parent collects it)")]
+    #[error(
+        "process {pid} has ended already (it is a zombie until its parent collects it); name another one"
+    )]
     Zombie {
         /// The process.
         pid: i32,
@@ -45,13 +48,17 @@ pub enum TraceError {
         advice: String,
     },
     /// A kernel thread has no user code.
-    #[error("process {pid} is a kernel thread; it has no user code that could be changed")]
+    #[error(
+        "process {pid} is a kernel thread, which has no program that could be changed; for the code of the kernel see `restitch kernel`"
+    )]
     KernelThread {
         /// The process.
         pid: i32,
     },
     /// A 32-bit program.
-    #[error("process {pid} runs 32-bit code; only 64-bit x86 programs are supported")]
+    #[error(
+        "process {pid} runs 32-bit code, and restitch knows 64-bit x86 programs only; start a 64-bit build of it (gcc -m64)"
+    )]
     ThirtyTwoBit {
         /// The process.
         pid: i32,
@@ -160,7 +167,7 @@ pub enum TraceError {
     },
     /// A descriptor of the target is not that of the memory file that it has just made for us.
     #[error(
-        "process {pid}: the memory file that it has just made for restitch cannot be used: {why}; nothing was written to it, and the process keeps its code"
+        "process {pid}: the memory file that it has just made for restitch cannot be used: {why}; nothing was written to it, and the process keeps its code; try again"
     )]
     NotItsMemoryFile {
         /// The process.
@@ -267,7 +274,7 @@ pub enum TraceError {
         tid: i32,
     },
     /// Stepping is not possible.
-    #[error("thread {tid} cannot be stepped: {why}")]
+    #[error("thread {tid} cannot be stepped: {why}; use another source of profiles (--source count or ip)")]
     CannotStep {
         /// The thread.
         tid: i32,
@@ -275,7 +282,7 @@ pub enum TraceError {
         why: &'static str,
     },
     /// The program could not be started.
-    #[error("cannot start {program}: {source}")]
+    #[error("cannot start {program}: {source}; {}", advice(program.as_ref(), source))]
     Launch {
         /// The program.
         program: String,
@@ -283,7 +290,7 @@ pub enum TraceError {
         source: std::io::Error,
     },
     /// A ptrace request failed in an unexpected way.
-    #[error("ptrace {request} on thread {tid} failed: {source}")]
+    #[error("ptrace {request} on thread {tid} failed: {source}; try again, and report it if that stays so")]
     Ptrace {
         /// The request's name.
         request: &'static str,
@@ -341,6 +348,6 @@ fn next_step(call: &str, source: &std::io::Error) -> &'static str {
         ("openat" | "memfd_create", Some(libc::EMFILE)) => {
             "; raise its limit of open files (RLIMIT_NOFILE: prlimit --nofile)"
         }
-        _ => "",
+        _ => "; try again, and report it if that stays so",
     }
 }

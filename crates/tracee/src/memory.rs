@@ -55,7 +55,7 @@ impl Memory {
             }
             Some(libc::EACCES | libc::EPERM) => TraceError::Permission {
                 pid,
-                advice: "its memory cannot be opened; run as the same user or as root".to_owned(),
+                advice: restitch_procfs::obstacle(pid, restitch_procfs::Access::Trace),
             },
             Some(libc::EMFILE | libc::ENFILE) => TraceError::NoFiles { pid, source },
             _ => TraceError::Memory { operation: "open", pid, at: Avma::default(), len: 0, source },

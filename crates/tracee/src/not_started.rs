@@ -27,7 +27,7 @@ impl NotStarted {
 }
 
 /// The next step.
-fn advice(program: &OsStr, source: &io::Error) -> String {
+pub(crate) fn advice(program: &OsStr, source: &io::Error) -> String {
     if program.is_empty() {
         return "name a command".into();
     }

@@ -191,34 +191,9 @@ fn is_32_bit_file(pid: i32) -> bool {
     read.is_some() && ident == *b"\x7fELF\x01"
 }
 
-/// Why the kernel said EPERM, and what can be done about it.
+/// That the kernel said EPERM.
 fn permission_error(pid: i32) -> TraceError {
-    // SAFETY: `geteuid` has no arguments and no memory effects.
-    let own_uid = unsafe { libc::geteuid() };
-    let owner = procfs::status(pid).ok().and_then(|status| status.uid);
-    let advice = permission_advice(procfs::system::ptrace_scope(), owner, own_uid);
-    TraceError::Permission { pid, advice }
-}
-
-fn permission_advice(scope: Option<i32>, owner: Option<u32>, own_uid: u32) -> String {
-    match (scope, owner) {
-        (Some(3), _) => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot; \
-            set it to 1 in /etc/sysctl.d and boot again"
-            .to_owned(),
-        (_, _) if own_uid == 0 => "even root may not here; give the container or service the capability \
-            CAP_SYS_PTRACE"
-            .to_owned(),
-        (Some(2), _) => "kernel.yama.ptrace_scope is 2, so only root may trace; use sudo".to_owned(),
-        (_, Some(owner)) if owner != own_uid => {
-            format!("it belongs to user {owner}; run as that user or use sudo")
-        }
-        (Some(1), _) => {
-            "kernel.yama.ptrace_scope is 1, so only its own children may be traced; use sudo, start the \
-            program from here, or run: sudo sysctl kernel.yama.ptrace_scope=0"
-                .to_owned()
-        }
-        _ => "it is protected (a set-user-id program, or one that forbids core dumps); use sudo".to_owned(),
-    }
+    TraceError::Permission { pid, advice: procfs::obstacle(pid, procfs::Access::Trace) }
 }
 
 /// A thread that waits for its vfork child stops only after the child's exec; seizing it before would leave
@@ -505,23 +480,4 @@ pub(crate) fn hold_thread(tid: i32, signal: i32) -> Result<Held, TraceError> {
         registers = repaired;
     }
     Ok(Held { tid, original: registers, current: registers, signal })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn permission_advice_names_the_next_step() {
-        let says = |scope, owner, uid, words: &str| {
-            let advice = permission_advice(scope, owner, uid);
-            assert!(advice.contains(words), "{advice}");
-        };
-        says(Some(1), Some(1000), 1000, "sudo sysctl kernel.yama.ptrace_scope=0");
-        says(Some(2), Some(1000), 1000, "use sudo");
-        says(Some(3), Some(1000), 0, "next boot");
-        says(Some(1), Some(0), 1000, "belongs to user 0");
-        says(None, Some(1000), 1000, "protected");
-        says(None, Some(1000), 0, "CAP_SYS_PTRACE");
-    }
 }

@@ -13,6 +13,17 @@ use restitch_procfs::{self as procfs, ProcessId};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+/// Why a state directory is not this user's own, if it is not.
+fn not_own(about: &std::fs::Metadata) -> Option<String> {
+    let own = effective_user();
+    let why = match about.uid() {
+        _ if !about.is_dir() => "it is no folder".into(),
+        owner if owner != own => format!("it belongs to user {owner}, and restitch runs as user {own}"),
+        _ => return None,
+    };
+    Some(format!("{why}; set RESTITCH_STATE_DIR to a folder of user {own}'s own"))
+}
+
 /// The state directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateDir {
@@ -60,8 +71,8 @@ impl StateDir {
         let unsafe_to =
             |why: String| state("use", std::io::Error::new(std::io::ErrorKind::PermissionDenied, why));
         let meta = std::fs::symlink_metadata(&path).map_err(|e| state("look at", e))?;
-        if !meta.is_dir() || meta.uid() != effective_user() {
-            return Err(unsafe_to("it is not a directory of this user's own".into()));
+        if let Some(why) = not_own(&meta) {
+            return Err(unsafe_to(why));
         }
         let real = std::fs::canonicalize(&path).map_err(|e| state("look at", e))?;
         for folder in real.ancestors() {

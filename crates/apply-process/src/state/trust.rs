@@ -10,19 +10,23 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Files in the folder can be renamed and removed by their owners only (as in `/tmp`).
 const STICKY: u32 = 0o1000;
 
-/// Why somebody other than this user and root could exchange what is in a folder; `is_own`: it has to be this
-/// user's alone.
+/// Why somebody other than this user and root could exchange what is in a folder, and what mends that;
+/// `is_own`: it has to be this user's alone.
 pub(crate) fn doubt(folder: &Path, about: &Metadata, is_own: bool) -> Option<String> {
-    let name = folder.display();
-    if !is_trusted(about.uid()) {
+    let (name, owner) = (folder.display(), about.uid());
+    if !is_trusted(owner) {
         return Some(format!(
-            "the folder {name} belongs to user {}, who could exchange what is in it",
-            about.uid()
+            "the folder {name} belongs to user {owner}, who could exchange what is in it; set RESTITCH_STATE_DIR to a \
+             folder that is in none but root's and your own"
         ));
     }
     let may_be_shared = !is_own && about.mode() & STICKY != 0;
     (about.mode() & WRITABLE_BY_OTHERS != 0 && !may_be_shared).then(|| {
-        format!("others may write to the folder {name}, and so could exchange what is in it (chmod go-w would forbid that)")
+        format!(
+            "others may write to the folder {name} of user {owner} (mode {:o}), and so could exchange what is in it; \
+             run: chmod go-w {name}, or set RESTITCH_STATE_DIR to another folder",
+            about.mode() & 0o7777
+        )
     })
 }
 
@@ -63,7 +67,13 @@ mod tests {
             (0o777, false, true),
             (0o702, false, true),
         ] {
-            assert_eq!(doubted(mode, is_own).is_some(), is_doubted, "{mode:o}");
+            let doubt = doubted(mode, is_own);
+            assert_eq!(doubt.is_some(), is_doubted, "{mode:o}");
+            let helps = format!(
+                "(mode {mode:o}), and so could exchange what is in it; run: chmod go-w {}, ",
+                folder.path().display()
+            );
+            assert!(doubt.is_none_or(|why| why.contains(&helps)), "{mode:o}");
         }
         doubted(0o700, true);
         if effective_user() == 0 {

@@ -99,13 +99,20 @@ impl Code {
         }
         let path = module.path.clone();
         let bad = |why: Why| PipelineError::BadFile { path: profile.into(), why };
-        let lost = |what: &str| {
-            format!("it needs the code of {}, {what}; name the file with --program", path.display())
+        let lost =
+            |what: &str, next: &str| format!("it needs the code of {}, {what}; {next}", path.display());
+        const NAME: &str = "name the file with --program";
+        let unread = |e| {
+            // Another name of a file that is there would not help.
+            let (what, next) = match e {
+                PipelineError::File { .. } => ("read", NAME),
+                _ => ("used", "for a perf.data file, `perf report -i FILE` shows what is in it"),
+            };
+            bad(explained(lost(&format!("which cannot be {what} ({e})"), next), e))
         };
-        let unread = |e| bad(explained(lost(&format!("which cannot be read ({e})")), e));
         let known = self.read(&path).map_err(unread)?;
         let is_of_it = fits(known, module);
-        is_of_it.then_some(known).ok_or_else(|| bad(lost("and the file there is another build").into()))
+        is_of_it.then_some(known).ok_or_else(|| bad(lost("and the file there is another build", NAME).into()))
     }
 
     /// The module that was read from `path`.
@@ -140,4 +147,29 @@ fn fits(known: &Known, module: &LoadedModule) -> bool {
 /// Whether two paths have the same file name.
 pub(super) fn same_name(a: &Path, b: &Path) -> bool {
     a.file_name() == b.file_name()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profiles::loaded::Content;
+    use crate::profiles::options::Sampled;
+    use restitch_profile_formats::Records;
+
+    /// Of a file that is there and cannot be used (a program in Go, a script), another name would not help.
+    #[test]
+    fn a_file_is_asked_for_where_one_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (unusable, missing) = (folder.path().join("unusable"), folder.path().join("missing"));
+        std::fs::write(&unusable, "no program").unwrap();
+        let said = |path: &Path| {
+            let content = Content::Records(Records::default());
+            let module =
+                LoadedModule { path: path.into(), build_id: vec![1], content, sampled: Sampled::default() };
+            Code::new(&[]).of(&module, Path::new("perf.data")).unwrap_err().to_string()
+        };
+        assert!(said(&missing).contains("name the file with --program"), "{}", said(&missing));
+        assert!(!said(&unusable).contains("--program"), "{}", said(&unusable));
+        assert!(said(&unusable).contains("`perf report -i FILE`"), "{}", said(&unusable));
+    }
 }

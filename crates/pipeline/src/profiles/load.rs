@@ -4,7 +4,7 @@ use super::code::{Code, Known, same_name};
 use super::loaded::{Content, Loaded, LoadedModule};
 use super::options::{ProfileInput, Sampled};
 use crate::analysis::Analyzed;
-use crate::disk::read_file;
+use crate::disk::read_profile;
 use crate::error::PipelineError;
 use crate::recorded_builds::{of_build, others, without_build};
 use crate::selection::weigh;
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 /// Reads a profile file.
 pub fn load(input: &ProfileInput, code: &mut Code) -> Result<Loaded, PipelineError> {
-    let bytes = read_file(&input.path)?;
+    let bytes = read_profile(&input.path)?;
     load_bytes(&bytes, input, code)
 }
 
@@ -54,7 +54,11 @@ impl Reader {
     }
 }
 
-fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loaded, PipelineError> {
+/// Takes what was read from a profile file, which may have been a pipe.
+///
+/// # Errors
+/// If it is no profile, or does not fit the code.
+pub fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result<Loaded, PipelineError> {
     let path = &input.path;
     let bad = |why: Why| PipelineError::BadFile { path: path.clone(), why };
     let format = match input.format {

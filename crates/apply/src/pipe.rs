@@ -1,0 +1,176 @@
+//! Pipes with a name, whose other end may be long in coming: opening one waits for it in the kernel, where a
+//! handler of signals that lets calls go on cannot end the wait. So they are opened without waiting, and it
+//! is looked again and again whether this program was asked to end.
+//!
+//! The end of a pipe is its end only once somebody has written to it: until then, poll(2) says nothing.
+
+use crate::read::{NONBLOCK, read_bounded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Whether this program was asked to end: whoever waits, gives up then.
+pub type IsAsked<'a> = &'a dyn Fn() -> bool;
+
+/// The reason that an error of [`read_pipe`] and of writing has where this program was asked to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("nobody was at the other end of the pipe")]
+pub struct GivenUp;
+
+impl GivenUp {
+    /// Whether that is why `error` came.
+    pub fn is_in(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|why| why.is::<GivenUp>())
+    }
+
+    /// That, unless the program goes on.
+    fn or_go_on(is_asked: IsAsked<'_>) -> io::Result<()> {
+        if is_asked() { Err(io::Error::other(Self)) } else { Ok(()) }
+    }
+}
+
+/// How long it is waited at most until it is looked whether this program was asked to end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What is written to a pipe until its last writer has closed it: `most` bytes at most.
+///
+/// # Errors
+/// [`GivenUp`] if this program was asked to end before, [`ErrorKind::FileTooLarge`] for more, else the
+/// system's reason.
+pub fn read_pipe(path: &Path, most: u64, is_asked: IsAsked<'_>) -> io::Result<Vec<u8>> {
+    let pipe = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
+    read_bounded(&mut Waiting { pipe, is_asked }, 0, most)
+}
+
+/// A pipe that is waited for.
+struct Waiting<'a> {
+    pipe: File,
+    is_asked: IsAsked<'a>,
+}
+
+impl Waiting<'_> {
+    /// Waits until there is something to read, or no writer any more.
+    fn wait(&self) -> io::Result<()> {
+        let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        loop {
+            let mut ends = [PollFd::new(&self.pipe, PollFlags::IN)];
+            match poll(&mut ends, Some(&look)) {
+                Ok(0) | Err(Errno::INTR) => GivenUp::or_go_on(self.is_asked)?,
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Read for Waiting<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.wait()?;
+            match self.pipe.read(bytes) {
+                // Somebody else has read it.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+        }
+    }
+}
+
+/// Opens what is no file as `options` say, for writing to it: a pipe once somebody reads it.
+///
+/// # Errors
+/// [`GivenUp`] if this program was asked to end before, else the system's reason.
+pub(crate) fn open_to_write(path: &str, options: &OpenOptions, is_asked: IsAsked<'_>) -> io::Result<File> {
+    if !std::fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo()) {
+        return options.open(path);
+    }
+    let mut at_once = options.clone();
+    at_once.custom_flags(NONBLOCK);
+    let pipe = loop {
+        match at_once.open(path) {
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+                GivenUp::or_go_on(is_asked)?;
+                sleep(LOOK);
+            }
+            opened => break opened?,
+        }
+    };
+    // What is written waits for the reader.
+    fcntl_setfl(&pipe, fcntl_getfl(&pipe)? - OFlags::NONBLOCK)?;
+    Ok(pipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::io::Write;
+    use std::path::PathBuf;
+
+    fn pipe_in(folder: &tempfile::TempDir) -> PathBuf {
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        pipe
+    }
+
+    /// Asked to end at the so-manieth look.
+    fn asked_at(look: u32) -> impl Fn() -> bool {
+        let looks = Cell::new(0);
+        move || look <= looks.replace(looks.get() + 1)
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_writes_to_is_waited_for_until_this_program_is_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = read_pipe(&pipe_in(&folder), 9, &asked_at(3)).unwrap_err();
+        assert!(GivenUp::is_in(&error), "{error}");
+    }
+
+    #[test]
+    fn a_writer_that_is_late_and_slow_is_read_to_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = pipe_in(&folder);
+        let (looked, looks) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let pipe = &pipe;
+            scope.spawn(move || {
+                // Not before somebody waits.
+                looks.recv().unwrap();
+                let mut writer = OpenOptions::new().write(true).open(pipe).unwrap();
+                writer.write_all(b"one ").unwrap();
+                while looks.try_recv().is_ok() {}
+                looks.recv().unwrap();
+                writer.write_all(b"two").unwrap();
+            });
+            let is_asked = || {
+                let _ = looked.send(());
+                false
+            };
+            assert_eq!(read_pipe(pipe, 9, &is_asked).unwrap(), b"one two");
+        });
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_waited_for_until_this_program_is_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = pipe_in(&folder);
+        let text = pipe.to_str().unwrap();
+        let mut options = OpenOptions::new();
+        options.write(true);
+        let error = open_to_write(text, &options, &asked_at(3)).unwrap_err();
+        assert!(GivenUp::is_in(&error), "{error}");
+        let reader = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(&pipe).unwrap();
+        let mut writer = open_to_write(text, &options, &|| true).unwrap();
+        writer.write_all(b"text").unwrap();
+        drop(writer);
+        let mut read = String::new();
+        (&reader).read_to_string(&mut read).unwrap();
+        assert_eq!(read, "text");
+    }
+}
