@@ -65,8 +65,8 @@ fn write_at(place: Place, bytes: &[u8], mode: u32, existing: Existing, outlives:
 /// `/dev/stdout`) as it is.
 ///
 /// # Errors
-/// The system's reason, that a link is not followed, or [`GivenUp`](crate::GivenUp) where nobody reads a pipe;
-/// a file that was there is as before.
+/// The system's reason, that a link is not followed, or [`GivenUp`](crate::GivenUp) where nobody reads a
+/// pipe; a file that was there is as before.
 pub fn write_result(
     path: &Path,
     bytes: &[u8],

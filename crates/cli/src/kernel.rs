@@ -9,12 +9,12 @@ use crate::seconds::seconds;
 use crate::sources::percent;
 use clap::{Args, Subcommand, ValueEnum};
 use restitch_apply::Why;
-use restitch_kernel::{Analysis, Kernel, KernelDoctor, KernelError, Source, kernel_doctor, release};
+use restitch_kernel::{Analysis, Kernel, KernelDoctor, Source, kernel_doctor, release};
 use restitch_kernel_control::{Control, Groups};
 use restitch_kernel_position::{Counts, Hot, HowMany, Order};
 use restitch_report::paragraph;
 use restitch_session::{
-    ExitCode, FoundGroupWanted, GroupWanted, Roots, SessionError, read_file, write_result,
+    ExitCode, FoundGroupWanted, GroupWanted, PipelineError, Roots, SessionError, read_file, write_result,
 };
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -398,9 +398,9 @@ impl GroupOptions {
                 Some(OrderName::Reversed) => Order::Reversed,
             });
         };
-        let damaged = |why: String| KernelError::Damaged { path: path.clone(), why };
-        let text = String::from_utf8(read_file(path)?).map_err(|error| damaged(error.to_string()))?;
-        let counts = Counts::parse(&text).map_err(|why| damaged(why.to_string()))?;
+        let bad = |why: Why| PipelineError::BadFile { path: path.clone(), why };
+        let text = String::from_utf8(read_file(path)?).map_err(|error| bad(error.into()))?;
+        let counts = Counts::parse(&text).map_err(|error| bad(error.into()))?;
         Ok(Order::Counted { counts, hot: Hot::PercentOfCalls(self.hot) })
     }
 }
