@@ -87,11 +87,8 @@ fn write_files(attached: &AttachedProcess, new: &Incoming<'_>) -> Result<Journal
         })?;
     }
     let start = module.bias.to_actual(v.range.start);
-    let areas = (v.counters.as_ref().map(|c| c.area), v.burst.as_ref().map(|b| b.window));
-    let counters = areas
-        .0
-        .or(areas.1)
-        .map(|area| (module.bias.to_actual(area.start).get(), area.len().next_multiple_of(PAGE)));
+    let counters =
+        v.written().map(|area| (module.bias.to_actual(area.start).get(), area.len().next_multiple_of(PAGE)));
     Ok(JournalVersion {
         number: v.number,
         kind: new.kind,

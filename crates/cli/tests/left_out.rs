@@ -154,6 +154,12 @@ fn a_dry_run_says_the_plan_and_touches_nothing() {
         // Where the machine has branch records nothing is counted.
         let counting = module.counting.as_ref().map(|c| c.counters > 0);
         assert_eq!(counting, plan.counting_bytes.map(|bytes| bytes > 0), "{module:?}");
+        assert!(plan.counting_mapped_bytes >= plan.counting_bytes, "{module:?}");
+    }
+    let mapped: u64 = result.modules.iter().filter_map(|m| m.plan.as_ref()?.counting_mapped_bytes).sum();
+    match &result.planned_memory {
+        Some(planned) => assert!(planned.for_counting && planned.needed_bytes > mapped, "{planned:?}"),
+        None => assert_eq!(mapped, 0, "{}", planned.stdout),
     }
     target.assert_untouched("after a plan");
     assert_eq!(restitch.files(), Vec::<PathBuf>::new(), "a plan leaves files");

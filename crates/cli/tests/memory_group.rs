@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Restitch, Target, code, stoppable};
+use restitch_report::{PlannedMemory, RunResult};
 use restitch_testkit::require;
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,42 @@ impl Drop for Group {
         // It is empty: its only process has ended or was moved.
         let _ = std::fs::remove_dir(&self.folder);
     }
+}
+
+/// What a dry run with `options` says of memory.
+#[track_caller]
+fn planned(restitch: &Restitch, target: &Target, options: &[&str]) -> Option<PlannedMemory> {
+    let pid = target.pid().to_string();
+    let mut arguments = vec!["attach", &pid, "--dry-run", "--json", "-"];
+    arguments.extend(options);
+    let finished = restitch.run(&arguments);
+    finished.expect(code::DONE);
+    RunResult::from_json(&finished.stdout).expect("the JSON form of a result").planned_memory
+}
+
+/// What docs/usage/containers.md promises, in the numbers by which a change is refused.
+#[test]
+fn a_dry_run_says_what_is_needed_and_what_is_left() {
+    let program = require!(stoppable("switch.c", &["-O2"]), "gcc");
+    let Some(group) = Group::make() else { return };
+    let mut target = Target::start(&program);
+    let restitch = Restitch::new();
+    group.write("cgroup.procs", &target.pid().to_string());
+    let limit: u64 = 64 << 20;
+    group.write(group.limit, &limit.to_string());
+    let counting = planned(&restitch, &target, &["--source", "count"]).expect("it would be counted");
+    assert!(counting.for_counting, "{counting:?}");
+    assert_eq!((counting.limit_bytes, counting.group.as_deref()), (Some(limit), group.folder.to_str()));
+    assert!(counting.left_bytes.is_some_and(|left| left > 0), "{counting:?}");
+    // The new code of a profile that there is.
+    let (pid, profile) = (target.pid().to_string(), restitch.state().join("of-it"));
+    let profile = profile.to_str().expect("text");
+    restitch.run(&["record", "-p", &pid, "-o", profile, "--duration", "2"]).expect(code::DONE);
+    let given = planned(&restitch, &target, &["--profile", profile]).expect("it is known");
+    assert!(!given.for_counting && given.needed_bytes > 0, "{given:?}");
+    assert_eq!(given.limit_bytes, Some(limit));
+    target.assert_computing("after the plans");
+    target.stop();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::counter_area::{CounterWidth, votes_offset};
 pub use crate::window::BurstTable;
-use restitch_address::{Svma, SvmaRange};
+use restitch_address::{PAGE, Svma, SvmaRange};
 pub use restitch_profile::{Counted, Promotion, Vote, VoteArea};
 use restitch_program::{BlockId, CallId, FuncId};
 
@@ -69,6 +69,16 @@ impl Version {
     /// The addresses that are mapped.
     pub fn loaded(&self) -> SvmaRange {
         SvmaRange::new(self.range.start, self.loaded_len)
+    }
+
+    /// What is mapped for it beside [`Version::loaded`], for it to write: counters, or windows of records.
+    pub fn written(&self) -> Option<SvmaRange> {
+        self.counters.as_ref().map(|c| c.area).or(self.burst.as_ref().map(|b| b.window))
+    }
+
+    /// Bytes that it takes of a process's memory: code and tables, and what it writes, in whole pages.
+    pub fn mapped_len(&self) -> u64 {
+        self.loaded_len + self.written().map_or(0, |area| area.len().next_multiple_of(PAGE))
     }
 
     /// Where execution goes on in the version if it stands at `original`, an instruction boundary of the

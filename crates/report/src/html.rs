@@ -124,6 +124,9 @@ impl RunResult {
             page.pair("Pause", format!("{}{of}", micros(a.pause_us)));
         }
         page.pair("Memory", bytes(self.peak_memory_bytes));
+        if let Some(planned) = &self.planned_memory {
+            page.pair("Needed", planned.words());
+        }
         page.pair("Exit code", self.exit_code);
         page.pair("Made by", format!("restitch {}, schema {}", self.restitch_version, self.schema_version));
         page.raw("</table>\n");
@@ -242,6 +245,9 @@ impl Module {
             page.pair("To be profiled", profiled);
             if let Some(version) = p.counting_bytes {
                 page.pair("Code of the counting version", bytes(version));
+            }
+            if let Some(mapped) = p.counting_mapped_bytes {
+                page.pair("With tables and counters", bytes(mapped));
             }
         }
         if let Some(l) = &self.layout {

@@ -45,6 +45,9 @@ pub struct RunResult {
     pub phases: Vec<Phase>,
     /// The most memory that restitch itself had resident, in bytes.
     pub peak_memory_bytes: u64,
+    /// What the next change would take of a process's memory (`--dry-run`), where it is known.
+    #[serde(default)]
+    pub planned_memory: Option<PlannedMemory>,
     /// Modules with a share of the work that stay as they are, though others are changed, and the program
     /// itself if it stays. Each is a warning, too.
     #[serde(default)]
@@ -140,6 +143,23 @@ pub struct Module {
     pub hottest: Vec<HotFunction>,
 }
 
+/// What the next change would take of the memory of a process, of the one with the least left.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PlannedMemory {
+    /// Bytes that have to be left in its memory cgroups: all versions with what they write, pages that
+    /// change, and a reserve.
+    pub needed_bytes: u64,
+    /// Whether that is for counting versions: what the new code takes is known when they have counted.
+    pub for_counting: bool,
+    /// Bytes that are left in the tightest of its memory cgroups; `None` if none has a limit that can be
+    /// seen.
+    pub left_bytes: Option<u64>,
+    /// That group's limit.
+    pub limit_bytes: Option<u64>,
+    /// That group's folder.
+    pub group: Option<String>,
+}
+
 /// What would be done with a module.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Plan {
@@ -161,6 +181,9 @@ pub struct Plan {
     pub bytes: u64,
     /// Code of the counting version; `None` if the module would not be counted by one.
     pub counting_bytes: Option<u64>,
+    /// What it takes of the process's memory: its code, its tables and the counters.
+    #[serde(default)]
+    pub counting_mapped_bytes: Option<u64>,
 }
 
 /// How a module was counted, and how much of its profile follows exactly. What is said of edges and functions
@@ -378,6 +401,7 @@ impl RunResult {
             continuous: None,
             phases: Vec::new(),
             peak_memory_bytes: 0,
+            planned_memory: None,
             left_out: Vec::new(),
             other_modules: None,
             warnings: Vec::new(),

@@ -1,6 +1,8 @@
 //! The result for people, in a terminal of 80 columns.
 
-use crate::model::{ApplySummary, Counting, Module, OtherModules, Plan, ProfileSummary, RunResult};
+use crate::model::{
+    ApplySummary, Counting, Module, OtherModules, Plan, PlannedMemory, ProfileSummary, RunResult,
+};
 use crate::units::{bytes, count, counted, digits, micros, percent, precise};
 use crate::verdict::{Better, Verdict};
 use crate::visible::{visible, visible_line};
@@ -171,6 +173,9 @@ impl RunResult {
         if self.peak_memory_bytes > 0 {
             page.entry("memory", &format!("{} at most", bytes(self.peak_memory_bytes)));
         }
+        if let Some(planned) = &self.planned_memory {
+            page.entry("needed", &planned.words());
+        }
     }
 }
 
@@ -278,10 +283,32 @@ impl Plan {
             bytes(self.bytes)
         );
         let _ = match self.counting_bytes {
-            Some(version) => write!(words, "; the counting version has {} of code", bytes(version)),
+            Some(version) => write!(
+                words,
+                "; the counting version has {} of code ({} with tables and counters)",
+                bytes(version),
+                bytes(self.counting_mapped_bytes.unwrap_or(version))
+            ),
             None => write!(words, "; by branch records, without a counting version"),
         };
         page.entry("  profiled", &words);
+    }
+}
+
+impl PlannedMemory {
+    /// What is needed, and what there is.
+    pub(crate) fn words(&self) -> String {
+        let mut words = format!("{} of the process's memory", bytes(self.needed_bytes));
+        if self.for_counting {
+            words += " to count; how much the new code takes is known then";
+        }
+        match (self.left_bytes, self.limit_bytes, &self.group) {
+            (Some(left), Some(limit), Some(group)) => {
+                let _ = write!(words, "; {} of {} are left in {group}", bytes(left), bytes(limit));
+            }
+            _ => words += "; no memory cgroup limits it, as far as can be seen",
+        }
+        words
     }
 }
 

@@ -235,6 +235,14 @@ fn planned() -> RunResult {
         blocks: 39_798,
         bytes: 2 << 20,
         counting_bytes: Some(3 << 20),
+        counting_mapped_bytes: Some(5 << 20),
+    });
+    result.planned_memory = Some(PlannedMemory {
+        needed_bytes: 7 << 20,
+        for_counting: true,
+        left_bytes: Some(61 << 20),
+        limit_bytes: Some(64 << 20),
+        group: Some("/sys/fs/cgroup/shop".into()),
     });
     (result.apply, result.verdict, result.verdict_beside) = (None, None, None);
     result.outcome = Outcome::Planned;
@@ -249,14 +257,25 @@ fn a_plan_says_what_would_be_done() {
     for part in [
         "75.0 % of all, 90,000 samples, in 210 functions with 43.0 KiB of code",
         "2 functions with 1.2 % of these samples cannot be moved",
-        "2,195 functions with 39,798 blocks of 2.00 MiB; the counting version has 3.00 MiB of code",
+        "2,195 functions with 39,798 blocks of 2.00 MiB; the counting version has 3.00 MiB of code (5.00 MiB with \
+         tables and counters)",
+        "7.00 MiB of the process's memory to count; how much the new code takes is known then; 61.0 MiB of 64.0 MiB \
+         are left in /sys/fs/cgroup/shop",
         "500 blk",
         "planned; nothing was changed",
     ] {
         assert!(flat.contains(part), "{part} is missing:\n{text}");
     }
     assert!(!flat.contains("480/500"), "{text}");
-    assert!(planned().to_html().contains("To be profiled"));
+    let html = planned().to_html();
+    for part in ["To be profiled", "5.00 MiB", "7.00 MiB"] {
+        assert!(html.contains(part), "{part} is missing:\n{html}");
+    }
+    // By a given profile, without a limit.
+    let mut known = planned();
+    known.planned_memory = Some(PlannedMemory { needed_bytes: 2 << 20, ..PlannedMemory::default() });
+    let flat = known.to_text().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("needed 2.00 MiB of the process's memory; no memory cgroup limits it"), "{flat}");
 }
 
 /// All paths of a JSON value: `modules[].version.bytes`.

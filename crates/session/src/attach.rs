@@ -9,6 +9,7 @@ use crate::attach_versions::{Optimized, build_versions};
 use crate::earlier_profiles::{not_chosen, of_module, stored, with_earlier};
 use crate::left_out::LeftOut;
 use crate::module_churn::{ModuleChurn, until_modules_stay};
+use crate::plan::memory_for;
 use crate::status::status_when;
 use restitch_apply_process::{Module, StateDir, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
@@ -145,6 +146,7 @@ struct Built<'a> {
 /// Says what would be done.
 fn tell_plan(job: &mut Job<'_>, built: Built<'_>) {
     describe(job, built.chosen, built.made);
+    job.result.planned_memory = memory_for(job.set, &built.made.versions, false);
     (job.result.outcome, job.result.exit_code) = (Outcome::Planned, ExitCode::Done.number());
 }
 

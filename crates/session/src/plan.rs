@@ -2,6 +2,8 @@
 
 use crate::left_out::LeftOut;
 use crate::profiling::{CountingVersions, make_counting};
+use restitch_apply_process::MemoryNeed;
+use restitch_check::CheckedVersion;
 use restitch_pipeline::ExitCode;
 use restitch_pipeline::selection::select;
 use restitch_pipeline::summaries::most_sampled;
@@ -28,6 +30,7 @@ pub(crate) fn plan(
     result.modules = chosen.iter().map(|module| planned(module, samples)).collect();
     if let Some(made) = made {
         tell_counting(&made, result);
+        result.planned_memory = memory_for(set, &made.1, true);
     }
     result.profile = Some(report::ProfileSummary {
         source: "samples".into(),
@@ -46,8 +49,30 @@ fn tell_counting(made: &CountingVersions, result: &mut RunResult) {
         entry.counting = Some(counting.planned());
         if let Some(plan) = &mut entry.plan {
             plan.counting_bytes = Some(version.text.len());
+            plan.counting_mapped_bytes = Some(version.mapped_len());
         }
     }
+}
+
+/// What putting `versions` in force would take of the memory of a process: of the one where that is the most
+/// of what is left.
+pub(crate) fn memory_for(
+    set: &ProcessSet,
+    versions: &[(usize, CheckedVersion)],
+    for_counting: bool,
+) -> Option<report::PlannedMemory> {
+    let spare = |need: &MemoryNeed| {
+        need.room.as_ref().map_or(i128::MAX, |room| i128::from(room.left) - i128::from(need.needed))
+    };
+    let need = set.all().map(|live| live.memory_for(versions)).min_by_key(spare)?;
+    let room = need.room.as_ref();
+    Some(report::PlannedMemory {
+        needed_bytes: need.needed,
+        for_counting,
+        left_bytes: room.map(|room| room.left),
+        limit_bytes: room.map(|room| room.limit),
+        group: room.map(|room| room.group.display().to_string()),
+    })
 }
 
 /// One module, sampled and not counted.
@@ -74,6 +99,7 @@ fn planned(module: &Chosen, samples: u64) -> report::Module {
         blocks: blocks.len() as u64,
         bytes: blocks.iter().sum(),
         counting_bytes: None,
+        counting_mapped_bytes: None,
     });
     entry
 }

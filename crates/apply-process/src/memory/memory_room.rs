@@ -27,10 +27,15 @@ pub(crate) fn refuse_without(pid: i32, plan: &SwitchPlan<'_>, sites: &Sites) -> 
     }
 }
 
-/// What a switch may take of a process's memory, in bytes: each page that changes twice (in its place, and in
-/// the replacement), versions with their counters once, as they may lie in memory files.
+/// What a switch may take of a process's memory, in bytes: what [`taken`] says, of what it changes and maps.
 fn needed(plan: &SwitchPlan<'_>, sites: &Sites) -> u64 {
-    let all = AvmaRange::between(Avma::new(0), Avma::new(u64::MAX));
     let new = plan.arriving.iter().filter(|a| !a.inherited).flat_map(|a| a.ranges());
-    BESIDE + 2 * PAGE * sites.pages_in(all).count() as u64 + new.map(|range| range.len()).sum::<u64>()
+    taken(sites, new.map(|range| range.len()).sum())
+}
+
+/// Each page that changes twice (in its place, and in the replacement), the `new` bytes of versions with
+/// their counters once, as they may lie in memory files.
+pub(crate) fn taken(sites: &Sites, new: u64) -> u64 {
+    let all = AvmaRange::between(Avma::new(0), Avma::new(u64::MAX));
+    BESIDE + 2 * PAGE * sites.pages_in(all).count() as u64 + new
 }
