@@ -6,6 +6,7 @@
 //! does not** change files, and it does not parse Rust: it looks at words outside comments and string
 //! literals.
 
+pub mod audit;
 mod source;
 pub mod test_programs;
 pub mod tidy;

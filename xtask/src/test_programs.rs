@@ -76,12 +76,12 @@ fn test_program(message: &Value) -> Option<TestProgram> {
 
 /// Builds all test programs below `root` and runs them and the tests in documents, each with the harness'
 /// `options`. What one prints goes to a file in `target/tests`, and is shown when it has ended, in one piece.
-/// Returns whether all passed.
+/// Returns what failed: names of test programs by their source files, or the build.
 ///
 /// # Errors
 ///
 /// Cargo or a test program cannot be started, or what it printed cannot be kept or shown.
-pub fn run_all(root: &Path, options: &[String]) -> io::Result<bool> {
+pub fn run_all(root: &Path, options: &[String]) -> io::Result<Vec<String>> {
     let cargo = || {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.arg("test").current_dir(root);
@@ -90,7 +90,7 @@ pub fn run_all(root: &Path, options: &[String]) -> io::Result<bool> {
     let build = ["--workspace", "--no-run", "--message-format=json-render-diagnostics"];
     let built = cargo().args(build).stderr(Stdio::inherit()).output()?;
     if !built.status.success() {
-        return Ok(false);
+        return Ok(vec!["the build".into()]);
     }
     let mut jobs: Vec<Job> = test_programs(&String::from_utf8_lossy(&built.stdout))
         .iter()
@@ -101,11 +101,7 @@ pub fn run_all(root: &Path, options: &[String]) -> io::Result<bool> {
     jobs.push(Job { name: "tests in documents".into(), command: documents });
     let logs = root.join("target/tests");
     fs::create_dir_all(&logs)?;
-    let failed = run_jobs(jobs, &logs)?;
-    if !failed.is_empty() {
-        println!("\nfailed: {}", failed.join(", "));
-    }
-    Ok(failed.is_empty())
+    run_jobs(jobs, &logs)
 }
 
 /// Runs all, [`AT_ONCE`] at a time; the names of those that failed.

@@ -37,7 +37,8 @@ pub const DIRECT: [(&str, &str); 25] = [
 ];
 
 /// Others of that kind, for files that tests make and for profiles of other tools.
-pub const MORE: [(&str, &str); 3] = [
+pub const MORE: [(&str, &str); 4] = [
+    ("semver", "versions that advisories name"),
     ("tempfile", "folders that tests remove again"),
     ("terminal_size", "the width that messages are wrapped at; clap has it too"),
     ("yaml-rust2", "profiles of BOLT"),
