@@ -1,7 +1,14 @@
-/* Work in a process that is unusual: with `--leader 1` its first thread has ended, with `--reserve N` it has reserved N GiB of addresses that it never touches but for a few pages. */
+/* Work in a process that is unusual: with `--leader 1` its first thread has ended, with `--reserve N` it has reserved N GiB of addresses that it never touches but for a few pages,
+ * with `--restricted 1` all its code is sealed, with 2 no memory may become executable, with 3 it can open no more files. */
 #include "check.h"
 #include <pthread.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #ifdef PADDED
 /* Fills the last page of a static program's code. */
@@ -54,7 +61,37 @@ static void reserve(size_t gigabytes) {
     for (size_t i = 0; i < 100; i++) start[i * (bytes / 100)] = 1;
 }
 
+/* Not every C library has these yet. */
+#define MSEAL 462
+#define MEMORY_DENY_WRITE_EXECUTE 65
+
+/* Nobody can map, unmap or protect the code anew. */
+static int seal_code(void) {
+    char line[512], access[8];
+    unsigned long start, end;
+    int failed = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps)) {
+        int is_code = sscanf(line, "%lx-%lx %7s", &start, &end, access) == 3 && access[2] == 'x';
+        if (is_code && !strstr(line, "vsyscall")) failed |= syscall(MSEAL, start, end - start, 0) != 0;
+    }
+    fclose(maps);
+    return failed;
+}
+
+/* Ends the program with 77 where the kernel does not have it. */
+static void restrict_as(long kind) {
+    struct rlimit none = {0, 0};
+    int failed = 0;
+    if (kind == 1) failed = seal_code();
+    if (kind == 2) failed = prctl(MEMORY_DENY_WRITE_EXECUTE, 1, 0, 0, 0);
+    if (kind == 3) failed = setrlimit(RLIMIT_NOFILE, &none);
+    if (failed) _exit(77);
+}
+
 int main(int argc, char **argv) {
+    restrict_as(option(argc, argv, "--restricted", 0));
     arguments = argc;
     argument = argv;
     size_t gigabytes = (size_t)option(argc, argv, "--reserve", 0);

@@ -141,6 +141,37 @@ fn a_frozen_process_is_said_to_be_frozen_and_left_alone() {
     }
 }
 
+/// Whatever a process has forbidden itself: it is moved and given back, or left alone with a reason.
+#[test]
+fn processes_that_have_restricted_themselves_are_moved_or_refused_and_go_on() {
+    let built = require!(stoppable("odd.c", &FLAGS), "a C compiler");
+    let no_files = "raise its limit of open files";
+    for (kind, restricted, refusal) in
+        [("1", "sealed code", None), ("2", "no new code", None), ("3", "no more files", Some(no_files))]
+    {
+        let restitch = Restitch::new();
+        let mut target = Target::start_with(&built, &["--restricted", kind]);
+        if !target.is_running() {
+            skipped(&format!("the kernel has no processes with {restricted}"));
+            continue;
+        }
+        let attached = restitch.attach(target.pid(), &[]);
+        match refusal {
+            None => {
+                attached.expect(code::DONE);
+                assert!(!common::look::differences(target.pid()).is_empty(), "{restricted}: unchanged");
+                target.assert_goes_back(&restitch);
+            }
+            Some(why) => {
+                expect_message(&attached, code::REFUSED, &[why]);
+                target.assert_untouched(restricted);
+            }
+        }
+        target.assert_computing(restricted);
+        target.stop();
+    }
+}
+
 /// A static program of `compiler` whose code fills its last page: another 16 bytes are not left.
 fn filled(compiler: &str) -> Option<PathBuf> {
     let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/stoppable.h");
