@@ -58,8 +58,17 @@ const SYS_IO_PGETEVENTS: libc::c_long = 333;
 const RESTARTABLE_AFTER_EINTR: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
     libc::SYS_write,
     libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    // Like the others that wait for a socket with a timeout (`sock_intr_errno`): if nothing was moved.
+    libc::SYS_sendfile,
+    libc::SYS_splice,
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_connect,
@@ -222,6 +231,10 @@ mod tests {
         let repaired = |call, result| in_call(call, result).repaired().map(|r| r.rax as i64);
         assert_eq!(repaired(libc::SYS_epoll_wait, -4), Some(-514));
         assert_eq!(repaired(libc::SYS_close, -4), None);
+        for moves_bytes in [libc::SYS_sendfile, libc::SYS_splice, libc::SYS_preadv2, libc::SYS_pwritev2] {
+            assert_eq!(repaired(moves_bytes, -4), Some(-514));
+            assert_eq!(repaired(moves_bytes, 1), None);
+        }
         assert_eq!(repaired(libc::SYS_fallocate, -4), Some(-514));
         let moving =
             |mode: i32| Registers { rsi: mode as u64, ..in_call(libc::SYS_fallocate, -4) }.repaired();

@@ -1,6 +1,7 @@
 /* One thread for each way to wait. None of them may ever see EINTR, because no signal handler runs. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
@@ -10,10 +11,13 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ipc.h>
+#include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/sem.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,17 +57,43 @@ static void *nanosleeps(void *unused) {
     }
     return unused;
 }
-static void *receives(void *unused) {
-    int pair[2];
-    socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
+/* Ways to move a byte through a socket: from one that is empty, into one that is full. Each has a thread of its
+ * own: one that is stopped again and again begins to wait anew, so that calls behind it would never come. */
+static int empty, full, into_pipe, out_of_pipe, file;
+static char byte;
+static struct iovec bytes = {&byte, 1};
+static long from_read(void) { return read(empty, &byte, 1); }
+static long from_recv(void) { return recv(empty, &byte, 1, 0); }
+static long from_preadv2(void) { return preadv2(empty, &bytes, 1, -1, 0); }
+static long from_splice(void) { return splice(empty, 0, into_pipe, 0, 1, 0); }
+static long into_write(void) { return write(full, &byte, 1); }
+static long into_pwritev2(void) { return pwritev2(full, &bytes, 1, -1, 0); }
+static long into_splice(void) { return splice(out_of_pipe, 0, full, 0, 1, 0); }
+static long into_sendfile(void) {
+    off_t from = 0;
+    return sendfile(full, file, &from, 1);
+}
+static const struct { const char *name; long (*call)(void); } moves[] = {
+    {"read", from_read}, {"recv", from_recv}, {"preadv2", from_preadv2}, {"splice from a socket", from_splice},
+    {"write", into_write}, {"pwritev2", into_pwritev2}, {"splice to a socket", into_splice}, {"sendfile", into_sendfile},
+};
+static void prepare_sockets(void) {
+    int sockets[2], ends[2], other_ends[2];
     struct timeval limit = {0, 30000};
-    setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    char byte;
-    while (!stop) {
-        check("recv", recv(pair[0], &byte, 1, 0), -1, EAGAIN);
-        check("read", read(pair[0], &byte, 1), -1, EAGAIN);
-    }
-    return unused;
+    socketpair(AF_UNIX, SOCK_STREAM, 0, sockets);
+    empty = full = sockets[0];
+    setsockopt(empty, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(full, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    while (send(full, &byte, 1, MSG_DONTWAIT) == 1) {}
+    file = memfd_create("file", 0);
+    if (pipe(ends) || pipe(other_ends) || write(other_ends[1], &byte, 1) != 1 || ftruncate(file, 4096))
+        check("preparing", -1, 0, 0);
+    into_pipe = ends[1], out_of_pipe = other_ends[0];
+}
+static void *moves_bytes(void *number) {
+    long which = (long)number;
+    while (!stop) check(moves[which].name, moves[which].call(), -1, EAGAIN);
+    return 0;
 }
 static void *sigtimedwaits(void *unused) {
     sigset_t set;
@@ -106,17 +136,18 @@ __asm__(".text; .balign 16; .globl padding; padding: .skip 128, 0xcc");
 extern char padding[];
 
 int main(void) {
-    static void *(*const bodies[])(void *) = {epolls, epoll_pwaits, nanosleeps, receives, sigtimedwaits, semaphores, futexes, polls, busy};
-    enum { COUNT = sizeof bodies / sizeof *bodies };
+    static void *(*const bodies[])(void *) = {epolls, epoll_pwaits, nanosleeps, sigtimedwaits, semaphores, futexes, polls, busy};
+    enum { WAITS = sizeof bodies / sizeof *bodies, COUNT = WAITS + sizeof moves / sizeof *moves };
     pthread_t threads[COUNT];
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGUSR2);
     sigprocmask(SIG_BLOCK, &set, 0);
-    for (int i = 0; i < COUNT; i++) pthread_create(&threads[i], 0, bodies[i], 0);
+    prepare_sockets();
+    for (long i = 0; i < COUNT; i++)
+        pthread_create(&threads[i], 0, i < WAITS ? bodies[i] : moves_bytes, (void *)(i - WAITS));
     printf("ready %p\n", (void *)padding);
     fflush(stdout);
-    char byte;
     check("read of a pipe", read(0, &byte, 1), 0, 0);
     stop = 1;
     for (int i = 0; i < COUNT; i++) pthread_join(threads[i], 0);
