@@ -20,6 +20,9 @@ DECLARE(by_skip);
 DECLARE(by_body);
 DECLARE(by_thrown);
 DECLARE(by_pointer);
+DECLARE(by_below);
+DECLARE(by_given);
+DECLARE(by_kept);
 
 __asm__(".text\n"
         /* The position by call and pop; the unwind information says what happens. */
@@ -79,8 +82,22 @@ __asm__(".text\n"
         /* Through a register. */
         BEGIN(by_pointer)
         "    mov pointer(%rip), %rax\n    call *%rax\n1:  add $pop_data - 1b, %rcx\n    mov (%rcx), %eax\n    add %rdi, %rax\n    ret\n" END(by_pointer)
+        /* What the call has left below the stack pointer. */
+        BEGIN(nothing)
+        "    ret\n" END(nothing)
+        BEGIN(by_below)
+        "    call nothing\n    mov -8(%rsp), %rax\n    lea by_below(%rip), %rdx\n    sub %rdx, %rax\n    add %rdi, %rax\n    ret\n" END(by_below)
+        /* The callee tells where its return address is, or keeps that in memory. */
+        BEGIN(give)
+        "    mov %rsp, %rax\n    ret\n" END(give)
+        BEGIN(by_given)
+        "    call give\n    mov (%rax), %rax\n    lea by_given(%rip), %rdx\n    sub %rdx, %rax\n    add %rdi, %rax\n    ret\n" END(by_given)
+        BEGIN(keep)
+        "    mov %rsp, kept(%rip)\n    ret\n" END(keep)
+        BEGIN(by_kept)
+        "    call keep\n    mov kept(%rip), %rax\n    mov (%rax), %rax\n    lea by_kept(%rip), %rdx\n    sub %rdx, %rax\n    add %rdi, %rax\n    ret\n" END(by_kept)
         "    .p2align 3\npop_data: .long 0x7654321\n"
-        "    .data\n    .p2align 3\npointer: .quad position\n    .text\n");
+        "    .data\n    .p2align 3\npointer: .quad position\nkept: .quad 0\n    .text\n");
 
 /* Of C: whether the caller is one that may. */
 NOINLINE static uintptr_t caller(void) { return (uintptr_t)__builtin_return_address(0); }
@@ -106,6 +123,10 @@ NOINLINE static void positions(uint64_t x) {
     CHECK(by_wrapper(x) == 0x7654321 + x);
     CHECK(by_next(x) == 0x1234567 + x);
     CHECK(by_pointer(x) == 0x7654321 + x);
+    /* So long is a call. */
+    CHECK(by_below(x) == 5 + x);
+    CHECK(by_given(x) == 5 + x);
+    CHECK(by_kept(x) == 5 + x);
 }
 
 NOINLINE static void elsewhere(uint64_t x) {

@@ -144,7 +144,7 @@ pub fn words(why: Movability) -> &'static str {
             "a jump goes to places in it that are computed, so each of its instructions may be one"
         }
         Movability::OwnPosition => {
-            "it looks at its own program counter (rcx behind a system call, the state of the x87 unit)"
+            "it looks at its own program counter (rcx behind a system call, what calls leave below the stack, the state of the x87 unit)"
         }
         Movability::UnknownPersonality => {
             "its language's handler of exceptions is not known to read the tables that moved code needs"

@@ -6,6 +6,8 @@
 //! does to `rsp` has to be what they say of the next one. Who touches the word, or has rows that do not fit,
 //! is looked at path by path (`return_address.rs`).
 //!
+//! A function with calls that reads right below `rsp` may look at what its own calls have pushed there.
+//!
 //! Limits: an address of the stack that was handed from register to register is not followed, but where it is
 //! made of the word's own.
 
@@ -27,12 +29,22 @@ pub(crate) struct FrameDoubt {
     pub odd: bool,
     /// By its rows it does not begin as functions that are called do: it is a part of one.
     pub is_part: bool,
+    /// It calls.
+    calls: bool,
+    /// It reads or writes the word right below `rsp`.
+    touches_below: bool,
 }
 
 impl FrameDoubt {
     /// Whether nothing speaks against it.
     pub fn is_clear(&self) -> bool {
         self.touches.is_empty() && !self.odd
+    }
+
+    /// Whether it may look at what its own calls have pushed, where they have left it (compilers use what is
+    /// below `rsp` in functions without calls only).
+    pub fn looks_behind_calls(&self) -> bool {
+        self.calls && self.touches_below
     }
 }
 
@@ -89,6 +101,11 @@ impl FrameWatch {
             self.here = Frame::of(row);
             self.next += 1;
         }
+        self.found.calls |= matches!(insn.flow, Flow::Call(_) | Flow::IndirectCall);
+        if let StackUse::Memory { frame: false, disp, size, .. } = insn.stack {
+            let from = i64::from(disp);
+            self.found.touches_below |= from < 0 && from + i64::from(size) > -WORD;
+        }
         match self.here {
             Frame::Stack(cfa) => self.see_by_stack(insn, cfa),
             Frame::Base(cfa) => self.see_by_base(insn, cfa),
@@ -127,6 +144,8 @@ impl FrameWatch {
                 }
                 self.take_address(cfa, disp);
             }
+            // Who keeps where the word is may read it later.
+            StackUse::Kept => self.found.odd |= cfa == WORD,
             StackUse::Memory { frame: false, disp, size, moves } => {
                 self.touch(insn, cfa, disp, size);
                 behind = Some(cfa - i64::from(moves));
@@ -242,6 +261,12 @@ mod tests {
         assert!(odd(&[0x4c, 0x8d, 0x54, 0x24, 8, 0xc3]), "lea 8(%rsp),%r10; ret");
         assert!(odd(&[0xe8, 0, 0, 0, 0, 0x58, 0xc3]), "call 1f; 1: pop %rax; ret");
         assert!(odd(&[0x50, 0xc3]), "push %rax; ret");
+        assert!(odd(&[0x48, 0x89, 0x27, 0xc3]), "mov %rsp,(%rdi); ret");
+        let behind_calls = |code: &[u8]| found(code, &at_entry).looks_behind_calls();
+        let (call, reads) = ([0xff, 0xd0], [0x48, 0x8b, 0x44, 0x24, 0xf8, 0xc3]);
+        assert!(behind_calls(&[&call[..], &reads].concat()), "call *%rax; mov -8(%rsp),%rax; ret");
+        assert!(!behind_calls(&reads));
+        assert!(!behind_calls(&[&call[..], &[0x48, 0x8b, 0x44, 0x24, 0xf0, 0xc3]].concat()), "-16(%rsp)");
         assert!(found(&[0xc3], &[]).odd, "no rows");
         assert!(found(&[0xc3], &[(0, RSP, 32)]).is_part);
         assert!(found(&[0x90, 0xc3], &at_entry).is_clear());

@@ -99,7 +99,8 @@ pub enum Movability {
     /// A jump goes to an address in it with something computed added: into the middle of an unrolled loop,
     /// say. Any of its instructions may be the target.
     ComputedTargets,
-    /// It looks at the program counter: at rcx behind a system call, or by storing the state of the x87 unit.
+    /// It looks at the program counter: at rcx behind a system call, at what its calls have left below the
+    /// stack pointer, or by storing the state of the x87 unit.
     OwnPosition,
     /// Its handler of exceptions is not known to read what a copy's tables have: landing pads in front of the
     /// code that leads to them.

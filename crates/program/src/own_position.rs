@@ -8,6 +8,8 @@
 //! **The x87 unit's state** has the address of the last of its instructions. A function that stores it stays,
 //! so that what it finds of its own instructions is as it was.
 //!
+//! **Below the stack pointer** is what the last call has pushed. A function with calls that looks there stays.
+//!
 //! Limits: rcx is not followed into calls and to where indirect jumps and tail calls go; and the address in
 //! the stored state may be that of another function's instruction.
 
@@ -25,7 +27,8 @@ const MOST_FOLLOWED: usize = 2000;
 
 /// Indices of the spans that look at their own position.
 pub(crate) fn looking_at_it(image: &Image, sweep: &Sweep) -> Vec<usize> {
-    (0..sweep.spans.len()).filter(|i| Looker { image, sweep, span: &sweep.spans[*i] }.looks()).collect()
+    let looks = |span: &Span| span.doubt.looks_behind_calls() || Looker { image, sweep, span }.looks();
+    (0..sweep.spans.len()).filter(|i| looks(&sweep.spans[*i])).collect()
 }
 
 struct Looker<'a> {

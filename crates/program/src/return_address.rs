@@ -5,11 +5,12 @@
 //! behind it. Idea: follow the code from where it is called, and know of each register and word of the stack
 //! whether it holds a place on the stack or something made of the return address. Only returning to it needs
 //! no knowledge of it; to write over it without having read it (`mov %rax,(%rsp); ret`, as retpolines do)
-//! needs none either.
+//! needs none either. Who returns the place of its word, or keeps it in memory, lets others read it (where
+//! there is a frame, the place in rax is what the stack pointer was restored from).
 //!
 //! Limits: what is called in between is taken to leave the word alone, and to keep registers by the calling
-//! convention; jumps through registers or memory end a path, but for known jump tables; what is handed on
-//! through memory that is not the stack is not followed.
+//! convention; jumps through registers or memory end a path, but for known jump tables; places of the stack
+//! other than the word's own are not followed through other memory.
 
 use crate::model::JumpTable;
 use crate::stack_state::{Place, RBP, RSP, State, Value, WORD};
@@ -28,6 +29,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST_STEPS: usize = 100_000;
 /// Registers that a call may change (System V ABI, figure 3.4): rax, rcx, rdx, rsi, rdi, r8 to r11.
 const CHANGED_BY_CALLS: u16 = 0b0000_1111_1100_0111;
+/// The register that holds what a function returns: rax.
+const RESULT: restitch_x86::Reg = restitch_x86::Reg(0);
 /// Registers that hold arguments: rcx, rdx, rsi, rdi, r8, r9.
 const ARGUMENTS: u16 = 0b0000_0011_1100_0110;
 
@@ -75,6 +78,8 @@ pub(crate) fn follow(code: Code<'_>, entry: Svma) -> Followed {
         states: BTreeMap::new(),
         open: Vec::new(),
         reads: false,
+        returns_place: false,
+        has_frame: false,
         uses_what_is_there: false,
         resumes: BTreeSet::new(),
     };
@@ -100,6 +105,10 @@ struct Walk<'a> {
     open: Vec<Svma>,
     /// It reads the word.
     reads: bool,
+    /// It returns the place of the word.
+    returns_place: bool,
+    /// It moves the stack pointer, other than by its calls.
+    has_frame: bool,
     /// It reads or writes where the return address points.
     uses_what_is_there: bool,
     /// Where it goes on, besides at the return address.
@@ -128,7 +137,7 @@ impl Walk<'_> {
         match (resumes.next(), resumes.next()) {
             _ if self.uses_what_is_there => Looks::Elsewhere,
             (Some(Some(by)), None) => Looks::Resumes(*by),
-            (None, _) if self.reads => Looks::Reads,
+            (None, _) if self.reads || self.returns_place && !self.has_frame => Looks::Reads,
             (None, _) => Looks::No,
             _ => Looks::Elsewhere,
         }
@@ -149,13 +158,16 @@ impl Walk<'_> {
 
     fn step(&mut self, at: Svma, mut state: State) {
         let Some(step) = Step::at(self.code.image, at) else { return };
+        self.reads |= keeps_word(&step.semantic.action, &state);
         if !matches!(step.semantic.action, Action::Return(_)) {
             self.note_uses(&step, &state);
         }
         if step.semantic.is_transfer() {
             return self.transfer(&step, state);
         }
+        let top = state.top();
         execute(&step, &mut state);
+        self.has_frame |= state.top() != top;
         self.reach(step.semantic.end(), &state);
     }
 
@@ -208,6 +220,7 @@ impl Walk<'_> {
                 self.behind_call(step, state);
             }
             Action::Return(more) => {
+                self.returns_place |= state.register(RESULT) == Value::Stack(WORD);
                 let mut state = state;
                 match state.pop() {
                     Value::Code(to) => {
@@ -275,6 +288,12 @@ impl Walk<'_> {
         };
         !leaves && (holds(at) != Some(true) || holds(next) != Some(false))
     }
+}
+
+/// Whether the place of the return address gets to memory that is not on the stack.
+fn keeps_word(action: &Action, state: &State) -> bool {
+    let Action::Move { dst: Operand::Memory(to, 8), src, .. } = action else { return false };
+    state.read(src) == Value::Stack(WORD) && !matches!(state.address(to), Value::Stack(_))
 }
 
 /// Whether memory stays as it is: `lock orl $0,(%rsp)` is a barrier.

@@ -195,17 +195,29 @@ fn calls_of_code_that_looks_at_its_return_address_stay() {
         };
         let movability = |name: &str| program.function(function(name)).movability;
         // `position`'s address is in data: so any call through a register may go there.
-        for name in
-            ["by_pop", "by_thunk", "by_jump", "by_wrapper", "by_skip", "by_body", "by_pointer", "asked"]
-        {
+        for name in [
+            "by_pop",
+            "by_thunk",
+            "by_jump",
+            "by_wrapper",
+            "by_skip",
+            "by_body",
+            "by_pointer",
+            "by_given",
+            "by_kept",
+            "asked",
+        ] {
             assert_eq!((movability(name), pinned(name)), (Movability::Movable, 1), "{flags:?} {name}");
         }
         for name in ["by_number", "by_text", "by_popped", "by_next"] {
             assert_eq!(movability(name), Movability::ReturnsElsewhere, "{flags:?} {name}");
         }
-        for name in ["position", "take_number", "skip", "caller", "aligned", "positions"] {
+        for name in
+            ["position", "take_number", "skip", "give", "keep", "nothing", "caller", "aligned", "positions"]
+        {
             assert_eq!((movability(name), pinned(name)), (Movability::Movable, 0), "{flags:?} {name}");
         }
+        assert_eq!(movability("by_below"), Movability::OwnPosition, "{flags:?}");
         // It goes to a label by a return: of the address that it makes nobody knows what it is for.
         assert_eq!(movability("by_thrown"), Movability::KnownLabels, "{flags:?}");
     }

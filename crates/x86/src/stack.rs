@@ -27,6 +27,8 @@ pub enum StackUse {
         /// Bytes.
         disp: i32,
     },
+    /// It writes the stack pointer to memory that is not beside it or `rbp` (`mov`).
+    Kept,
     /// It reads or writes memory at `rsp` (or `rbp`, with `frame`) + `disp`.
     Memory {
         /// From `rbp`, not `rsp`.
@@ -63,7 +65,13 @@ pub(crate) fn stack_use(i: &Instruction) -> StackUse {
         Mnemonic::Mov if i.op1_kind() == OpKind::Register && i.op1_register() == Register::RSP => {
             match wide(i) {
                 Some(to) => StackUse::Address { to, frame: false, disp: 0 },
-                None => StackUse::None,
+                None if named.is_none() && i.op0_kind() == OpKind::Memory => StackUse::Kept,
+                None => named.map_or(StackUse::None, |(frame, disp)| StackUse::Memory {
+                    frame,
+                    disp,
+                    size: 8,
+                    moves: 0,
+                }),
             }
         }
         _ => match named {
@@ -186,5 +194,9 @@ mod tests {
         assert_eq!(of(&[0x48, 0x89, 0xe5]), address(5, false, 0));
         assert_eq!(of(&[0x4c, 0x8d, 0x54, 0x24, 8]), address(10, false, 8));
         assert_eq!(of(&[0x48, 0x8d, 0x7d, 0x10]), address(7, true, 16));
+        // mov %rsp,8(%rbx); mov %rsp,-8(%rbp); mov %esp,%eax
+        assert_eq!(of(&[0x48, 0x89, 0x63, 8]), StackUse::Kept);
+        assert_eq!(of(&[0x48, 0x89, 0x65, 0xf8]), memory(true, -8, 8, 0));
+        assert_eq!(of(&[0x89, 0xe0]), StackUse::None);
     }
 }

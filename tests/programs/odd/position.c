@@ -14,10 +14,17 @@ __asm__(".text\n"
 
 long by_system_call(long), by_float_state(long), keeping(long);
 
+/* Processors that keep the address for exceptions only (AMD's) lose it where the thread is switched between the two instructions: once more. */
+static long float_state(long i) {
+    long seen = 0;
+    for (int tries = 0; tries < 100 && seen != 13; tries++) seen = by_float_state(i);
+    return seen;
+}
+
 static void one_round(unsigned round) {
     for (long i = 1; i < 200; i++) {
         CHECK(by_system_call(i) == 13);
-        CHECK(by_float_state(i) == 13);
+        CHECK(float_state(i) == 13);
         CHECK(keeping(i) == 2 * i);
         usual((uint32_t)i, round);
     }
