@@ -49,6 +49,19 @@ impl PatchSet {
         self.wanted.range(range.start..range.end).next().is_some()
     }
 
+    /// Few ranges in which all wanted patches are.
+    pub fn neighbourhoods(&self) -> Vec<AvmaRange> {
+        const APART: u64 = 1 << 24;
+        let mut out = Vec::new();
+        let mut next = self.wanted.keys().next().copied();
+        while let Some(first) = next {
+            let last = self.wanted.range(..first + APART).next_back().map_or(first, |(at, _)| *at);
+            out.push(AvmaRange::between(first, last + LEN as u64));
+            next = self.wanted.range(first + APART..).next().map(|(at, _)| *at);
+        }
+        out
+    }
+
     /// Whether `at` lies behind the first byte of a wanted patch: nobody may stand or return there.
     pub fn inside(&self, at: Avma) -> Option<Avma> {
         let (&site, _) = self.wanted.range(..at).next_back()?;
@@ -73,6 +86,19 @@ mod tests {
             assert_eq!(set.inside(Avma::new(0x1000 + i)), Some(Avma::new(0x1000)));
         }
         assert_eq!(set.inside(Avma::new(0x1005)), None);
+    }
+
+    #[test]
+    fn neighbourhoods_hold_all_patches_and_not_what_is_between_modules() {
+        let mut set = PatchSet::default();
+        assert_eq!(set.neighbourhoods(), []);
+        for at in [0x1000, 0x2000, 0x100_0fff, 0x100_1000, 0x7f00_0000_0000] {
+            set.wanted.insert(Avma::new(at), (patch(0), patch(1)));
+        }
+        let range = |from, to| AvmaRange::between(Avma::new(from), Avma::new(to));
+        let far = 0x7f00_0000_0000;
+        let expected = [range(0x1000, 0x100_1004), range(0x100_1000, 0x100_1005), range(far, far + 5)];
+        assert_eq!(set.neighbourhoods(), expected);
     }
 
     #[test]

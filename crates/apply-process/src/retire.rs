@@ -5,6 +5,7 @@ use crate::error::ProcessError;
 use crate::frames::ReturnSlot;
 use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;
+use crate::memory::words::WordFinder;
 use crate::memory::writing::write_jumps;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use crate::target::{Module, Target};
@@ -200,8 +201,8 @@ fn stack_leads_into(
             return None;
         }
     }
-    let mut all = thread.stacks.iter().flat_map(words);
-    let leads = all.find(|(at, word)| range.contains(*word) && !done(at) && *at >= registers.rsp - 128);
+    let finder = WordFinder::of(&[range]);
+    let leads = words(thread, &finder).find(|(at, _)| !done(at) && *at >= registers.rsp - 128);
     let does = if thread.walk.complete { "holds an address in it" } else { "may return into it" };
     leads.map(|(at, _)| format!("thread {} {does} (stack word at {at})", thread.tid))
 }
@@ -242,11 +243,10 @@ fn redirect_old_entries(
     all: bool,
     forwarding: &BTreeSet<Avma>,
 ) -> Result<(), ProcessError> {
-    let pointed: BTreeSet<Avma> = threads
-        .iter()
-        .flat_map(|t| t.stacks.iter().flat_map(words).map(|w| w.1).chain([t.registers.rip]))
-        .filter(|a| old.range.contains(*a))
-        .collect();
+    let finder = WordFinder::of(&[old.range]);
+    let counters = threads.iter().map(|t| t.registers.rip).filter(|rip| old.range.contains(*rip));
+    let words = threads.iter().flat_map(|t| words(t, &finder)).map(|(_, word)| word);
+    let pointed: BTreeSet<Avma> = words.chain(counters).collect();
     let pieces = &old.stored.map.pieces;
     let mut jumps = Vec::new();
     for r in old.stored.redirects.iter().filter(|r| r.kind == RedirectKind::Entry) {

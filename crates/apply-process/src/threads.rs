@@ -1,10 +1,10 @@
 //! Where the threads stand, what their stacks hold, and moving them.
 
-use crate::entry_patch::LEN;
 use crate::error::ProcessError;
 use crate::frames::{Walk, Walker};
 use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;
+use crate::memory::words::WordFinder;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
 use restitch_procfs::Mapping;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct ThreadView {
     pub tid: i32,
     pub registers: Registers,
-    /// Words of the used parts of its stacks: address of the first, bytes.
+    /// The used parts of its stacks: address, bytes.
     pub stacks: Vec<(Avma, Vec<u8>)>,
     /// Its frames at the stop.
     pub walk: Walk,
@@ -77,9 +77,8 @@ fn unless_watched<T>(read: Result<T, TraceError>, watched: &mut Result<(), Trace
 /// they lead.
 pub(crate) fn hidden_returns(threads: &[ThreadView], maps: &[Mapping]) -> Option<String> {
     let trampoline = maps.iter().find(|m| m.is_special("[uprobes]"))?.range;
-    let holds = |t: &&ThreadView| {
-        !t.walk.complete && t.stacks.iter().flat_map(words).any(|(_, word)| trampoline.contains(word))
-    };
+    let finder = WordFinder::of(&[trampoline]);
+    let holds = |t: &&ThreadView| !t.walk.complete && words(t, &finder).next().is_some();
     let thread = threads.iter().find(holds)?;
     Some(format!(
         "a probe of the kernel (uretprobe) holds return addresses of thread {}, which may lead into it",
@@ -142,16 +141,12 @@ fn used_stacks(
     stacks
 }
 
-/// The words of a stack with their addresses.
-pub(crate) fn words(stack: &(Avma, Vec<u8>)) -> impl Iterator<Item = (Avma, Avma)> + '_ {
-    words_at(stack.0, &stack.1)
-}
-
-/// The words in `bytes`, which stand at `start`, with their addresses.
-pub(crate) fn words_at(start: Avma, bytes: &[u8]) -> impl Iterator<Item = (Avma, Avma)> {
-    bytes.chunks_exact(8).enumerate().map(move |(i, w)| {
-        (start + 8 * i as u64, Avma::new(u64::from_le_bytes(w.try_into().expect("8 bytes"))))
-    })
+/// The words of a thread's stacks that are found, at whatever byte they begin, with their addresses.
+pub(crate) fn words<'a>(
+    thread: &'a ThreadView,
+    finder: &'a WordFinder,
+) -> impl Iterator<Item = (Avma, Avma)> + 'a {
+    thread.stacks.iter().flat_map(|(start, bytes)| finder.words_at(*start, bytes))
 }
 
 /// Patch sites that some stack word points into, behind the first byte: an interrupted program counter or a
@@ -163,15 +158,12 @@ pub(crate) fn forbidden_sites(
 ) -> Result<BTreeSet<Avma>, ProcessError> {
     let mut out = BTreeSet::new();
     let patches = &plan.patches;
-    let (Some(first), Some(last)) = (patches.wanted.keys().next(), patches.wanted.keys().next_back()) else {
+    if patches.wanted.is_empty() {
         return Ok(out);
-    };
-    for stack in threads.iter().flat_map(|t| &t.stacks) {
-        for (_, word) in words(stack) {
-            if word > *first && word < *last + LEN as u64 {
-                out.extend(patches.inside(word));
-            }
-        }
+    }
+    let finder = WordFinder::of(&patches.neighbourhoods());
+    for thread in threads {
+        out.extend(words(thread, &finder).filter_map(|(_, word)| patches.inside(word)));
     }
     // A program counter can be moved only if the version holds that very instruction.
     for tid in stopped.threads() {

@@ -32,6 +32,7 @@ use crate::hook::detours::detoured;
 use crate::hook::page::{FIND_AT, FIND_TRAMPOLINE_AT, GENERATION_AT, HookEntry, Trampolines};
 use crate::hook::sites::{FindSite, Sites};
 use crate::host::{CodeMemory, StoppedHost};
+use crate::memory::words::WordFinder;
 use crate::overlay::foreign_code;
 use crate::retire::leads_into;
 use crate::state::hook_journal::CODE_LEN;
@@ -217,8 +218,8 @@ fn arm_detour(
     if found != detour.original.bytes() {
         return Err(foreign_code(pid, at, found, detour.original.bytes().into()));
     }
-    let covered = |word: Avma| word > at && word < at + LEN as u64;
-    let interrupted = threads.iter().flat_map(|t| &t.stacks).flat_map(words).any(|(_, word)| covered(word));
+    let covered = WordFinder::of(&[AvmaRange::between(at + 1, at + LEN as u64)]);
+    let interrupted = threads.iter().any(|t| words(t, &covered).next().is_some());
     if interrupted {
         let why =
             format!("a signal interrupted a thread in the first bytes of the function at {at} (try again)");

@@ -10,4 +10,5 @@ pub(crate) mod private_memory;
 pub(crate) mod replacement_mapping;
 pub(crate) mod search;
 pub(crate) mod stray_pointers;
+pub(crate) mod words;
 pub(crate) mod writing;

@@ -46,7 +46,8 @@ impl LookedAt {
 }
 
 /// Gives `see` what is in memory or swapped out of `maps`, piece by piece, until it has seen enough, or that
-/// is more than the limits permit.
+/// is more than the limits permit. A piece behind another one begins with the last bytes of that one, fewer
+/// than a word's: words that lie in both are seen, once.
 pub(crate) fn read(
     pid: i32,
     maps: &[Mapping],
@@ -56,7 +57,7 @@ pub(crate) fn read(
     let memory = Memory::open_read_only(pid)?;
     let pages = Pagemap::open(pid).ok();
     let mut looked_at = LookedAt::default();
-    let mut buffer = vec![0; CHUNK as usize];
+    let mut reader = Reader::new(&memory);
     let held = holding(pid, maps, pages.as_ref());
     for run in held.into_iter().flat_map(|m| Runs::of(pages.as_ref(), m.range)) {
         for piece in pieces(run.range, CHUNK) {
@@ -65,10 +66,12 @@ pub(crate) fn read(
             if looked_at.is_beyond(limits) {
                 return Ok(looked_at);
             }
-            let buffer = &mut buffer[..piece.len() as usize];
-            let seen = match memory.read(piece.start, buffer) {
-                Ok(()) => see(&memory, piece.start, buffer),
-                Err(_) => page_by_page(&memory, piece, &mut see),
+            let seen = match reader.read(piece, &mut see) {
+                Some(seen) => seen,
+                // A page that cannot be read is a guard (`MADV_GUARD_INSTALL`, which the page table shows as
+                // swapped out) or was unmapped meanwhile: it holds nothing, but those beside it do.
+                None => pieces(piece, PAGE)
+                    .try_for_each(|page| reader.read(page, &mut see).unwrap_or(ControlFlow::Continue(()))),
             };
             if seen.is_break() {
                 return Ok(looked_at);
@@ -76,6 +79,42 @@ pub(crate) fn read(
         }
     }
     Ok(looked_at)
+}
+
+/// Reads pieces, and keeps the end of the last one.
+struct Reader<'a> {
+    memory: &'a Memory,
+    /// First the end of the last piece.
+    buffer: Vec<u8>,
+    /// Where the last piece ended.
+    end: Option<Avma>,
+}
+
+impl<'a> Reader<'a> {
+    /// Bytes of a piece that are seen again: a word less one.
+    const AGAIN: usize = 7;
+
+    fn new(memory: &'a Memory) -> Self {
+        Self { memory, buffer: vec![0; Self::AGAIN + CHUNK as usize], end: None }
+    }
+
+    /// Gives `see` a piece of at most [`CHUNK`] bytes, not less than [`Self::AGAIN`]; `None` if it cannot be
+    /// read.
+    fn read(
+        &mut self,
+        piece: AvmaRange,
+        see: &mut impl FnMut(&Memory, Avma, &[u8]) -> ControlFlow<()>,
+    ) -> Option<ControlFlow<()>> {
+        let follows = self.end == Some(piece.start);
+        let len = piece.len() as usize;
+        self.memory.read(piece.start, &mut self.buffer[Self::AGAIN..][..len]).ok()?;
+        let again = if follows { Self::AGAIN } else { 0 };
+        let seen = &self.buffer[Self::AGAIN - again..Self::AGAIN + len];
+        let seen = see(self.memory, piece.start.offset(-(again as i64)), seen);
+        self.buffer.copy_within(len..len + Self::AGAIN, 0);
+        self.end = Some(piece.end);
+        Some(seen)
+    }
 }
 
 /// Those of `maps` that may hold something; all of them where to ask would cost more than to look.
@@ -102,20 +141,6 @@ pub(crate) fn tedious(pid: i32, maps: &[Mapping]) -> u64 {
 fn pieces(range: AvmaRange, len: u64) -> impl Iterator<Item = AvmaRange> {
     let starts = (0..range.len()).step_by(len as usize);
     starts.map(move |at| AvmaRange::new(range.start + at, (range.len() - at).min(len)))
-}
-
-/// Gives `see` the pages of `range` that can be read. One that cannot be is a guard (`MADV_GUARD_INSTALL`,
-/// which the page table shows as swapped out) or was unmapped meanwhile: it holds nothing, but those beside
-/// it do.
-fn page_by_page(
-    memory: &Memory,
-    range: AvmaRange,
-    see: &mut impl FnMut(&Memory, Avma, &[u8]) -> ControlFlow<()>,
-) -> ControlFlow<()> {
-    pieces(range, PAGE).try_for_each(|page| match memory.read_vec(page.start, page.len() as usize) {
-        Ok(bytes) => see(memory, page.start, &bytes),
-        Err(_) => ControlFlow::Continue(()),
-    })
 }
 
 /// The pieces of a mapping's pages that are in memory or swapped out, in order, found while they are asked
@@ -157,7 +182,7 @@ impl Iterator for Runs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::threads::words_at;
+    use crate::memory::words::WordFinder;
     use restitch_procfs as procfs;
     use restitch_testkit::{Guarded, compile, require, scratch};
     use std::io::{BufRead, BufReader};
@@ -197,11 +222,10 @@ int main(void) {
         let pid = child.pid() as i32;
         let mut maps = procfs::maps(pid).expect("it lives");
         maps.retain(|m| is_private(m) && m.range.overlaps(&AvmaRange::new(start, 5 * PAGE)));
+        let finder = WordFinder::of(&[AvmaRange::new(Avma::new(0x12_3456_7800), 0x100)]);
         let mut found = Vec::new();
         let see = |_: &Memory, at: Avma, bytes: &[u8]| {
-            found.extend(
-                words_at(at, bytes).map(|(_, word)| word.get()).filter(|w| w & !0xff == 0x12_3456_7800),
-            );
+            found.extend(finder.words_at(at, bytes).iter().map(|(_, word)| word.get()));
             ControlFlow::Continue(())
         };
         read(pid, &maps, Limits { bytes: u64::MAX, swapped: u64::MAX }, see).expect("readable");

@@ -2,7 +2,7 @@
 //! They would keep a version that comes to be there.
 
 use crate::memory::private_memory::{self, Limits, is_private};
-use crate::threads::words_at;
+use crate::memory::words::WordFinder;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, Mapping};
 use std::ops::ControlFlow;
@@ -28,17 +28,18 @@ impl StrayPointers {
     pub fn of(processes: impl Iterator<Item = i32>, window: AvmaRange) -> Self {
         let first = window.start.get() / PAGE;
         let mut counts = vec![0u32; window.end.get().div_ceil(PAGE).saturating_sub(first) as usize];
+        let finder = WordFinder::of(&[window]);
         let mut left = MOST_MEMORY;
         for pid in processes {
             let mut maps: Vec<Mapping> = procfs::maps(pid).unwrap_or_default();
             maps.retain(is_private);
             maps.sort_by_key(|m| m.range.len());
             let limits = Limits { bytes: left, swapped: MOST_SWAPPED };
-            let read = private_memory::read(pid, &maps, limits, |_, at, bytes| {
-                for (_, word) in words_at(at, bytes).filter(|(_, word)| window.contains(*word)) {
+            let read = private_memory::read(pid, &maps, limits, |_, _, bytes| {
+                finder.find(bytes, |_, word| {
                     let count = &mut counts[(word.get() / PAGE - first) as usize];
                     *count = count.saturating_add(1);
-                }
+                });
                 ControlFlow::Continue(())
             });
             left = left.saturating_sub(read.unwrap_or_default().bytes);
