@@ -5,7 +5,9 @@
 
 mod common;
 
-use common::{Restitch, Target, code, look, stoppable};
+use common::{PATIENCE, Restitch, Target, code, look, stoppable};
+use restitch_testkit::wait_until;
+use std::process::Command;
 
 fn rounds() -> u32 {
     std::env::var("RESTITCH_CYCLES").ok().and_then(|v| v.parse().ok()).unwrap_or(12)
@@ -44,4 +46,58 @@ fn coroutines_of_static_programs_come_back_to_mapped_code() {
 #[test]
 fn coroutines_whose_stacks_are_closed_while_they_rest_come_back_to_mapped_code() {
     cycles(&["-O2", "-DRESTING"]);
+}
+
+/// Has the coroutine rest, or come back; waits until it says that it does.
+#[track_caller]
+fn tell(target: &mut Target, expected: &str) {
+    let pid = target.pid();
+    assert!(Command::new("kill").args(["-USR1", &pid.to_string()]).status().unwrap().success());
+    let says =
+        || std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|now| now.trim() == expected);
+    let said = wait_until(PATIENCE, || (says() || !target.is_running()).then_some(()));
+    target.assert_running(&format!("before it is {expected}"));
+    assert!(said.is_some(), "{} is not {expected}", target.name);
+}
+
+/// A coroutine rests in a version, on a stack of the kind that `flags` make; all is taken back, and it comes
+/// back.
+fn rests(flags: &[&str]) {
+    let mut all = vec!["-O2", "-pthread"];
+    all.extend(flags);
+    let Some(program) = stoppable("resting.c", &all) else { return };
+    let (restitch, mut target) = (Restitch::new(), Target::start(&program));
+    target.name = format!("resting.c {}", flags.join(" "));
+    let pid = target.pid();
+    restitch.attach(pid, &[]).expect(code::DONE);
+    tell(&mut target, "resting");
+    let said: Vec<String> = (0..3).map(|_| restitch.revert(pid).stdout).collect();
+    tell(&mut target, "working");
+    target.assert_computing(&format!("after reverts that said {said:?}"));
+    target.stop();
+}
+
+#[test]
+fn a_coroutine_that_rests_in_a_version_comes_back() {
+    rests(&[]);
+}
+
+#[test]
+fn a_coroutine_comes_back_on_a_stack_that_is_not_aligned() {
+    rests(&["-DUNALIGNED"]);
+}
+
+#[test]
+fn a_coroutine_comes_back_on_a_stack_that_was_copied_to_an_odd_place() {
+    rests(&["-DCOPIED"]);
+}
+
+#[test]
+fn a_coroutine_comes_back_on_a_stack_in_a_file_s_closed_mapping() {
+    rests(&["-DCLOSED_FILE"]);
+}
+
+#[test]
+fn a_coroutine_comes_back_on_a_small_stack_in_a_frame() {
+    rests(&["-DSMALL=1024"]);
 }

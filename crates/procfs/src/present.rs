@@ -12,7 +12,7 @@ use crate::bounded;
 use crate::error::ProcError;
 use crate::holder::shared_path;
 use crate::maps::Mapping;
-use crate::pages::Pagemap;
+use crate::pages::{PageState, Pagemap};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,6 +34,15 @@ pub struct PageRun {
     pub range: AvmaRange,
     /// Whether they are swapped out.
     pub is_swapped: bool,
+}
+
+/// Which pages of a mapping are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// All.
+    All,
+    /// Those of the process's own: of a private mapping of a file, those that were written to.
+    Own,
 }
 
 /// `struct pm_scan_arg` (`linux/fs.h`).
@@ -65,6 +74,7 @@ struct Region {
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 
@@ -72,35 +82,39 @@ impl Pagemap {
     /// Whether the kernel finds what is there by itself; else [`Self::runs`] takes 20 ns for each page that
     /// is mapped, whether it is there or not.
     pub fn scans(&self) -> bool {
-        !self.cannot_scan.load(Relaxed) && self.scan(AvmaRange::new(Avma::new(0), PAGE)).is_ok()
+        !self.cannot_scan.load(Relaxed) && self.scan(AvmaRange::new(Avma::new(0), PAGE), Wanted::All).is_ok()
     }
 
-    /// The first runs of pages of `range` that are in memory or swapped out, in order, and what of `range`
-    /// was not looked at yet (empty at the end).
+    /// The first runs of `wanted` pages of `range` that are in memory or swapped out, in order, and what of
+    /// `range` was not looked at yet (empty at the end).
     ///
     /// # Errors
     /// If the process has ended.
-    pub fn runs(&self, range: AvmaRange) -> Result<(Vec<PageRun>, AvmaRange), ProcError> {
+    pub fn runs(&self, range: AvmaRange, wanted: Wanted) -> Result<(Vec<PageRun>, AvmaRange), ProcError> {
         if !self.cannot_scan.load(Relaxed) {
-            match self.scan(range) {
+            match self.scan(range, wanted) {
                 Ok(found) => return Ok(found),
                 Err(error) if is_unknown(&error) => self.cannot_scan.store(true, Relaxed),
                 Err(error) => return Err(ProcError::from_io(self.pid, &self.path, error)),
             }
         }
-        self.runs_by_entries(range)
+        self.runs_by_entries(range, wanted)
     }
 
     /// By `PAGEMAP_SCAN`.
-    fn scan(&self, range: AvmaRange) -> io::Result<(Vec<PageRun>, AvmaRange)> {
+    fn scan(&self, range: AvmaRange, wanted: Wanted) -> io::Result<(Vec<PageRun>, AvmaRange)> {
         let mut regions = vec![Region::default(); REGIONS];
         let either = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
+        // This has to be set once it was inverted.
+        let not = if wanted == Wanted::Own { PAGE_IS_FILE } else { 0 };
         let mut argument = ScanArgument {
             size: size_of::<ScanArgument>() as u64,
             start: range.start.get(),
             end: range.end.get(),
             regions: regions.as_mut_ptr() as u64,
             regions_len: REGIONS as u64,
+            category_inverted: not,
+            category_mask: not,
             category_anyof_mask: either,
             return_mask: either,
             ..ScanArgument::default()
@@ -121,11 +135,19 @@ impl Pagemap {
     }
 
     /// By the entries of the first [`STRETCH`] of `range`.
-    fn runs_by_entries(&self, range: AvmaRange) -> Result<(Vec<PageRun>, AvmaRange), ProcError> {
+    fn runs_by_entries(
+        &self,
+        range: AvmaRange,
+        wanted: Wanted,
+    ) -> Result<(Vec<PageRun>, AvmaRange), ProcError> {
         let now = AvmaRange::new(range.start, range.len().min(STRETCH));
         let mut out: Vec<PageRun> = Vec::new();
         let states = self.states(now)?;
-        for (i, state) in states.iter().enumerate().filter(|(_, state)| state.present || state.swapped) {
+        let is_wanted = |state: &PageState| match wanted {
+            Wanted::All => state.present || state.swapped,
+            Wanted::Own => state.is_own(),
+        };
+        for (i, state) in states.iter().enumerate().filter(|(_, state)| is_wanted(state)) {
             let page = AvmaRange::new(now.start + i as u64 * PAGE, PAGE);
             match out.last_mut() {
                 Some(last) if last.range.end == page.start && last.is_swapped == state.swapped => {
@@ -247,7 +269,7 @@ mod tests {
     fn all_runs(map: &Pagemap, range: AvmaRange) -> Vec<PageRun> {
         let (mut rest, mut out) = (range, Vec::<PageRun>::new());
         while !rest.is_empty() {
-            let (runs, after) = map.runs(rest).expect("this process lives");
+            let (runs, after) = map.runs(rest, Wanted::All).expect("this process lives");
             assert!(after.len() < rest.len(), "it does not go on");
             out.extend(runs);
             rest = after;
@@ -271,6 +293,34 @@ mod tests {
             let expected: Vec<PageRun> =
                 pages.iter().map(|range| PageRun { range: *range, is_swapped: false }).collect();
             assert_eq!(found, expected, "without a scan: {cannot_scan}");
+        }
+    }
+
+    /// Of a file that is mapped privately, pages 2 and 3 are read, and 1 and 5 written to; it is closed then.
+    #[test]
+    fn own_pages_of_a_file_s_mapping_are_found_whatever_its_protection() {
+        let len = 8 * PAGE as usize;
+        // SAFETY: makes a file in memory, which is ours.
+        let file = unsafe { libc::memfd_create(c"own".as_ptr(), 0) };
+        // SAFETY: the descriptor is ours.
+        assert_eq!(unsafe { libc::ftruncate(file, len as i64) }, 0);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new private mapping at a place of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_PRIVATE, file, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        let reserved = Reserved(AvmaRange::new(Avma::new(at as u64), len as u64));
+        for page in [2, 3] {
+            // SAFETY: inside of the mapping, which nobody else knows of.
+            unsafe { ((reserved.0.start + page * PAGE).get() as *const u8).read_volatile() };
+        }
+        let pages = [1, 5].map(|page| reserved.touch(page * PAGE));
+        // SAFETY: the mapping and the descriptor are ours, and nobody looks at the memory any more.
+        unsafe { (libc::mprotect(at, len, libc::PROT_NONE), libc::close(file)) };
+        let expected = pages.map(|range| PageRun { range, is_swapped: false });
+        for cannot_scan in [true, false] {
+            let (found, rest) = own(cannot_scan).runs(reserved.0, Wanted::Own).expect("this process lives");
+            assert_eq!(found, expected, "without a scan: {cannot_scan}");
+            assert!(rest.is_empty());
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::error::ProcessError;
 use restitch_address::{Avma, AvmaRange, PAGE};
-use restitch_procfs::{Mapping, MappingName, PageRun, Pagemap, Residents};
+use restitch_procfs::{Mapping, MappingName, PageRun, Pagemap, Residents, Wanted};
 use restitch_tracee::Memory;
 use std::ops::ControlFlow;
 
@@ -12,12 +12,17 @@ const CHUNK: u64 = 256 << 10;
 /// itself.
 const MUCH: u64 = 1 << 30;
 
-/// Whether a mapping holds what the process has written: a private one that is writable, or that is neither
-/// a file's nor code. (Memory can be closed while nobody uses it: stacks of coroutines at rest, heaps at
-/// barriers. Code is what others have generated, or the hook's.)
+/// Whether a mapping may hold what the process has written: a private one that is writable, or not code.
+/// (Memory can be closed while nobody uses it: stacks of coroutines at rest, heaps at barriers. Code is what
+/// others have generated, or the hook's.)
 pub(crate) fn is_private(m: &Mapping) -> bool {
     let special = matches!(&m.name, MappingName::Special(name) if name.starts_with("[v"));
-    (m.permissions.write || m.path().is_none() && !m.permissions.execute) && !m.permissions.shared && !special
+    (m.permissions.write || !m.permissions.execute) && !m.permissions.shared && !special
+}
+
+/// The pages of such a mapping that may hold it: files' constants are not read.
+fn wanted(m: &Mapping) -> Wanted {
+    if m.permissions.write || m.path().is_none() { Wanted::All } else { Wanted::Own }
 }
 
 /// What may be looked at.
@@ -59,7 +64,7 @@ pub(crate) fn read(
     let mut looked_at = LookedAt::default();
     let mut reader = Reader::new(&memory);
     let held = holding(pid, maps, pages.as_ref());
-    for run in held.into_iter().flat_map(|m| Runs::of(pages.as_ref(), m.range)) {
+    for run in held.into_iter().flat_map(|m| Runs::of(pages.as_ref(), m)) {
         for piece in pieces(run.range, CHUNK) {
             looked_at.bytes += piece.len();
             looked_at.swapped += if run.is_swapped { piece.len() } else { 0 };
@@ -151,11 +156,12 @@ struct Runs<'a> {
     found: std::vec::IntoIter<PageRun>,
     /// Where nobody has looked yet.
     rest: AvmaRange,
+    wanted: Wanted,
 }
 
 impl<'a> Runs<'a> {
-    fn of(pages: Option<&'a Pagemap>, range: AvmaRange) -> Self {
-        Self { pages, found: Vec::new().into_iter(), rest: range }
+    fn of(pages: Option<&'a Pagemap>, m: &Mapping) -> Self {
+        Self { pages, found: Vec::new().into_iter(), rest: m.range, wanted: wanted(m) }
     }
 }
 
@@ -172,7 +178,7 @@ impl Iterator for Runs<'_> {
             }
             let all = PageRun { range: self.rest, is_swapped: false };
             let nothing_left = AvmaRange::new(self.rest.end, 0);
-            let looked = self.pages.and_then(|pages| pages.runs(self.rest).ok());
+            let looked = self.pages.and_then(|pages| pages.runs(self.rest, self.wanted).ok());
             let (found, rest) = looked.unwrap_or_else(|| (vec![all], nothing_left));
             (self.found, self.rest) = (found.into_iter(), rest);
         }
