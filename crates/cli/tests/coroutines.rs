@@ -101,3 +101,13 @@ fn a_coroutine_comes_back_on_a_stack_in_a_file_s_closed_mapping() {
 fn a_coroutine_comes_back_on_a_small_stack_in_a_frame() {
     rests(&["-DSMALL=1024"]);
 }
+
+#[test]
+fn a_coroutine_comes_back_on_a_stack_below_the_stack_pointer() {
+    rests(&["-DBELOW"]);
+}
+
+#[test]
+fn a_coroutine_comes_back_on_a_stack_below_a_thread_s_stack_pointer() {
+    rests(&["-DBELOW", "-DTHREAD"]);
+}

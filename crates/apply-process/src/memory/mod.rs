@@ -1,5 +1,6 @@
 //! A process's memory: what is mapped where, what is written there, what is searched.
 
+pub(crate) mod below;
 pub(crate) mod counter_area;
 pub(crate) mod dead_stacks;
 pub(crate) mod exceptions;

@@ -6,7 +6,8 @@
 //! what is known to be dead, or was looked at while the threads stood still ([`spared`]):
 //!
 //! * what lies below the stack pointer of a thread that is on its own stack, as its outermost frame shows:
-//!   that of the program's start or of `clone`, to which no coroutine returns;
+//!   that of the program's start or of `clone`, to which no coroutine returns; unless something alive points
+//!   there ([`crate::memory::below`]);
 //! * small frames of a thread whose frames were all followed: its return addresses are known, and what else
 //!   looks like an address is a dead one, for a frame of less than [`SMALL_FRAME`] bytes has no room for a
 //!   stack (but where slots of v-tables have led into a version: it may be what such a slot held);
@@ -20,6 +21,7 @@
 //! so twice at just the wrong moments; those that are known for it keep their versions ([`copies_stacks`]).
 
 use crate::error::ProcessError;
+use crate::memory::below::{Below, Doubt, Pointers};
 use crate::memory::dead_stacks::dead_stacks;
 use crate::memory::exceptions::is_spent_note;
 use crate::memory::private_memory::{self, Limits, is_private};
@@ -76,6 +78,8 @@ pub(crate) struct Search<'a> {
 pub(crate) struct Spared {
     /// Nobody reads there any more.
     pub dead: Vec<AvmaRange>,
+    /// Nobody reads there any more, unless somebody points there.
+    pub below: Below,
     /// What returns from there is known.
     pub known: Vec<AvmaRange>,
 }
@@ -110,48 +114,88 @@ impl Search<'_> {
 
     fn once(&self, watch: &dyn Fn() -> bool, hits: &mut Hits) -> Result<(), ProcessError> {
         let maps: Vec<Mapping> = procfs::maps(self.pid)?.into_iter().filter(is_private).collect();
-        let too_much = |what: String| format!("the process has too much memory to look through ({what})");
         let tedious = private_memory::tedious(self.pid, &maps);
         if tedious > MOST_TEDIOUS {
             let what = format!(
                 "{} GiB of address space hold something, and this kernel does not say where",
                 tedious >> 30
             );
-            self.hit_all(hits, &too_much(what));
+            self.hit_all(hits, &too_much(&what));
             return Ok(());
         }
         let finder = WordFinder::of(self.ranges);
+        let mut doubts = Vec::new();
+        let stopped = self.look_through(&maps, watch, |memory, at, bytes| {
+            finder.find(bytes, |i, word| self.look_at(memory, at + i as u64, word, hits, &mut doubts));
+        })?;
+        if let Some(why) = stopped {
+            self.hit_all(hits, &why);
+        }
+        doubts.retain(|doubt| hits.iter().all(|hit| hit.0 != doubt.range));
+        if doubts.is_empty() {
+            return Ok(());
+        }
+        let mut pointers = Pointers::to(&self.spared.below, &doubts);
+        let dead = |at: Avma| self.spared.dead.iter().any(|e| e.contains(at));
+        let stopped =
+            self.look_through(&maps, watch, |_, at, bytes| pointers.look_through(at, bytes, dead))?;
+        if let Some(why) = stopped {
+            self.hit_all(hits, &why);
+        }
+        for Doubt { at, range } in pointers.alive(&doubts) {
+            if hits.iter().all(|hit| hit.0 != *range) {
+                let why = format!(
+                    "a word in memory at {at} points into it, in a part of a stack that something points to"
+                );
+                hits.push((*range, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives `see` all pieces of memory; why not, if it was not all.
+    fn look_through(
+        &self,
+        maps: &[Mapping],
+        watch: &dyn Fn() -> bool,
+        mut see: impl FnMut(&Memory, Avma, &[u8]),
+    ) -> Result<Option<String>, ProcessError> {
         let (mut watched, mut goes_on) = (Instant::now(), true);
-        let looked_at = private_memory::read(self.pid, &maps, LIMITS, |memory, at, bytes| {
-            finder.find(bytes, |i, word| self.look_at(memory, at + i as u64, word, hits));
+        let looked_at = private_memory::read(self.pid, maps, LIMITS, |memory, at, bytes| {
+            see(memory, at, bytes);
             if watched.elapsed() > WATCH {
                 (watched, goes_on) = (Instant::now(), watch());
             }
             if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         if !goes_on || !watch() {
-            self.hit_all(hits, "it was in use while memory was searched");
+            return Ok(Some("it was in use while memory was searched".into()));
         }
         if looked_at.is_beyond(LIMITS) {
             let limit = match looked_at.swapped > LIMITS.swapped {
                 true => format!("more than {} MiB are swapped out", LIMITS.swapped >> 20),
                 false => format!("more than {} GiB", LIMITS.bytes >> 30),
             };
-            self.hit_all(hits, &too_much(limit));
+            return Ok(Some(too_much(&limit)));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn hit_all(&self, hits: &mut Hits, why: &str) {
         hits.extend(self.ranges.iter().map(|range| (*range, why.to_owned())));
     }
 
-    /// What exception objects keep in vain does not count either.
-    fn look_at(&self, memory: &Memory, at: Avma, word: Avma, hits: &mut Hits) {
+    /// What exception objects keep in vain does not count either. What is below a stack pointer is
+    /// noted as doubtful.
+    fn look_at(&self, memory: &Memory, at: Avma, word: Avma, hits: &mut Hits, doubts: &mut Vec<Doubt>) {
         let is_known = self.spared.known.iter().any(|e| e.contains(at));
         for range in self.ranges.iter().filter(|r| r.contains(word)) {
             let counts = !self.spared.dead.iter().any(|e| e.contains(at))
                 && (!is_known || self.by_pointers.contains(range));
+            if counts && self.spared.below.contains(at) {
+                doubts.push(Doubt { at, range: *range });
+                continue;
+            }
             if counts && hits.iter().all(|h| h.0 != *range) && !is_spent_note(memory, at) {
                 hits.push((*range, format!("a word in memory at {at} points into it")));
             }
@@ -159,24 +203,29 @@ impl Search<'_> {
     }
 }
 
+fn too_much(what: &str) -> String {
+    format!("the process has too much memory to look through ({what})")
+}
+
 /// The parts of thread stacks that need not be searched. `maps` are of the same stop as `threads`.
 pub(crate) fn spared(target: &Target, memory: &Memory, threads: &[ThreadView], maps: &[Mapping]) -> Spared {
     let controls: Vec<Avma> = threads.iter().map(|t| t.registers.fs_base).collect();
     let program = &target.modules[target.program];
     let entry = program.bias.to_actual(program.image.entry());
-    let (mut dead, mut known) = (Vec::new(), Vec::new());
+    let (mut below, mut known) = (Vec::new(), Vec::new());
     for thread in threads {
         let begins = |at: Avma| {
             let code = memory.read_vec(at, 16).unwrap_or_default();
             (0..START).contains(&at.offset_from(entry)) || ends_thread(&code)
         };
         if thread.walk.outermost.is_some_and(begins) {
-            dead.extend(dead_part(thread.registers.rsp, maps, &controls));
+            below.extend(dead_part(thread.registers.rsp, maps, &controls));
         }
         known.extend(known_part(thread));
     }
+    let (below, mut dead) = Below::of(memory, threads, below);
     dead.extend(dead_stacks(memory, threads, maps));
-    Spared { dead: joined(dead), known: joined(known) }
+    Spared { dead: joined(dead), below, known: joined(known) }
 }
 
 /// What lies below stack pointer `rsp` of a thread that is on its own stack, down to a guard page, where no
