@@ -38,6 +38,7 @@ mod overlay;
 mod own_pages;
 mod patches;
 mod plan;
+mod preempted;
 mod prepare;
 mod process_host;
 mod ptrace_host;

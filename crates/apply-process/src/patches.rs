@@ -3,8 +3,9 @@
 use crate::entry_patch::{LEN, crosses_page, jump};
 use crate::state::journal::JournalPatch;
 use crate::target::Module;
-use restitch_address::{Avma, AvmaRange};
+use restitch_address::{Avma, AvmaRange, Svma};
 use restitch_emit::Redirect;
+use restitch_x86::first_insn;
 use restitch_x86::patch::Patch;
 use std::collections::BTreeMap;
 
@@ -16,6 +17,14 @@ pub(crate) struct PatchSet {
     /// Redirects that were left out because they cross a page boundary: a write that is cut short there would
     /// be half done.
     pub crossing: usize,
+    /// Redirects that were left out because a context may rest between two of the instructions that they
+    /// would cover ([`crate::preempted`]).
+    pub covering: usize,
+}
+
+/// Whether a patch over the beginning of `code` covers one instruction, and no place between two.
+pub(crate) fn is_within_one(code: &[u8]) -> bool {
+    first_insn(code, Svma::new(0)).is_some_and(|insn| usize::from(insn.len) >= LEN)
 }
 
 impl PatchSet {
@@ -32,6 +41,14 @@ impl PatchSet {
                 self.wanted.insert(at, (original, now));
             }
         }
+    }
+
+    /// Leaves out those that cover more than one instruction; `code` gives what the original code holds from
+    /// an address on.
+    pub fn leave_out_covering<'c>(&mut self, code: impl Fn(Avma) -> Option<&'c [u8]>) {
+        let all = self.wanted.len();
+        self.wanted.retain(|at, _| code(*at).is_some_and(is_within_one));
+        self.covering += all - self.wanted.len();
     }
 
     /// The journal's form of what will be in force or may have been: wanted ones, and old ones that go back.
@@ -99,6 +116,22 @@ mod tests {
         let far = 0x7f00_0000_0000;
         let expected = [range(0x1000, 0x100_1004), range(0x100_1000, 0x100_1005), range(far, far + 5)];
         assert_eq!(set.neighbourhoods(), expected);
+    }
+
+    #[test]
+    fn where_contexts_rest_only_patches_of_one_instruction_stay() {
+        // mov %rdi,%rax; xor %edx,%edx | bts $63,%rdi | mov 8(%rip),%r12 | push %r14 and the end of the code.
+        const CODE: [&[u8]; 4] = [
+            &[0x48, 0x89, 0xf8, 0x31, 0xd2, 0xc3],
+            &[0x48, 0x0f, 0xba, 0xef, 0x3f, 0x90],
+            &[0x4c, 0x8b, 0x25, 8, 0, 0, 0, 0x90],
+            &[0x41, 0x56],
+        ];
+        let mut set = PatchSet::default();
+        set.wanted.extend((0..5).map(|i| (Avma::new(16 * i), (patch(0), patch(1)))));
+        set.leave_out_covering(|at| CODE.get((at.get() / 16) as usize).copied());
+        assert_eq!(set.wanted.keys().map(|at| at.get()).collect::<Vec<_>>(), [16, 32]);
+        assert_eq!(set.covering, 3);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) fn plan_switch<'a>(
         let is_changed = |p: &JournalPatch| module.contains(Avma::new(p.at));
         patches.any_in(module) || attached.journal.patches.iter().any(is_changed)
     })?;
-    Ok(SwitchPlan { incoming, arriving, patches, leaving, forwarding, stub, slots })
+    Ok(SwitchPlan { incoming, arriving, patches, leaving, forwarding, stub, slots, resting: Vec::new() })
 }
 
 /// Where threads and return addresses may be moved to. Nobody gets into a tracing version but by its tracer.

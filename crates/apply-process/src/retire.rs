@@ -7,6 +7,7 @@ use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;
 use crate::memory::words::WordFinder;
 use crate::memory::writing::write_jumps;
+use crate::patches::is_within_one;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use crate::target::{Module, Target};
 use crate::threads::{ThreadView, words};
@@ -16,7 +17,7 @@ use restitch_emit::RedirectKind;
 use restitch_procfs::Pagemap;
 use restitch_tracee::{Memory, Registers};
 use restitch_x86::patch::Patch;
-use restitch_x86::{Flow, relocate_field};
+use restitch_x86::{Flow, LONGEST, relocate_field};
 use std::collections::{BTreeSet, HashMap};
 
 /// Translates return addresses: out of leaving versions, into arriving ones.
@@ -247,6 +248,11 @@ fn redirect_old_entries(
     let counters = threads.iter().map(|t| t.registers.rip).filter(|rip| old.range.contains(*rip));
     let words = threads.iter().flat_map(|t| words(t, &finder)).map(|(_, word)| word);
     let pointed: BTreeSet<Avma> = words.chain(counters).collect();
+    // Where contexts come to rest anywhere, one may rest between two instructions.
+    let rests_inside = |at: Avma| {
+        let code = || stopped.memory().read_vec(at, LONGEST).unwrap_or_default();
+        !plan.resting.is_empty() && !is_within_one(&code())
+    };
     let pieces = &old.stored.map.pieces;
     let mut jumps = Vec::new();
     for r in old.stored.redirects.iter().filter(|r| r.kind == RedirectKind::Entry) {
@@ -256,7 +262,7 @@ fn redirect_old_entries(
         let room = pieces.get(i).is_some_and(|p| {
             p.version.offset_from(r.to) <= 0 && r.to.offset_from(p.version) + LEN as i64 <= i64::from(p.len)
         });
-        let busy = pointed.range(at + 1..at + LEN as u64).next().is_some();
+        let busy = pointed.range(at + 1..at + LEN as u64).next().is_some() || rests_inside(at);
         let to = plan.destination_or_original(old.bias.to_actual(r.at));
         // Where there is a jump already, nobody stands in its bytes.
         if room

@@ -19,6 +19,7 @@ use crate::memory::replacement_mapping::FilledReplacement;
 use crate::memory::writing::{Page, Sites, verify, write_runs, write_sites};
 use crate::module_moves::{forget_gone, refuse_moved};
 use crate::plan::plan_switch;
+use crate::preempted;
 use crate::prepare::{self, Preparation, Ready, undo, unmap_replacements};
 use crate::process_host::ProcessHost;
 use crate::retire::retire;
@@ -155,8 +156,11 @@ fn try_switch(
         Err(_) if goes_back => None,
         writing => Some(writing?),
     };
-    let plan = plan_switch(attached, incoming)?;
+    let mut plan = plan_switch(attached, incoming)?;
     let target = attached.now().clone();
+    if held.is_none() {
+        preempted::spare(&target, &mut plan)?;
+    }
     let preparation = prepare::plan(attached, &plan)?;
     if !goes_back {
         memory_room::refuse_without(target.pid(), &plan, &preparation.sites)?;
@@ -338,7 +342,8 @@ impl Stop<'_> {
         seen: Seen,
     ) -> (Result<Done, ProcessError>, SwitchReport) {
         let mut report = SwitchReport {
-            left_out: self.plan.patches.crossing,
+            left_out: self.plan.patches.crossing + self.plan.patches.covering,
+            left_to_preempted: self.plan.patches.covering,
             borrow_us: StopTimes::micros(ready.held),
             threads: stopped.threads().len(),
             ..SwitchReport::default()
@@ -364,7 +369,7 @@ impl Stop<'_> {
         refuse_moved(&attached.target, self.plan.incoming, maps)?;
         hook::write_table(stopped, &mut attached.journal)?;
         report.unwinder_us = clock.lap();
-        hook::arm(stopped, &attached.journal, threads)?;
+        hook::arm(stopped, &attached.journal, threads, &self.plan.resting)?;
         let forbidden = forbidden_sites(stopped, self.plan, threads)?;
         move_in(stopped, self.plan, report)?;
         report.threads_us = us + clock.lap();

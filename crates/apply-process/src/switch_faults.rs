@@ -156,6 +156,7 @@ impl<H: TrialHost> World<H> {
             // No thread is borrowed.
             stub: StubSite { at: Avma::new(0), bytes: Vec::new() },
             slots: vec![SlotChange { at: Avma::new(SLOT), from: held, to: wanted }],
+            resting: Vec::new(),
         };
         let around = Around { maps: &maps, heap_start: None, new_hook: None };
         let preparation = around.plan(&self.attached.journal, &plan);

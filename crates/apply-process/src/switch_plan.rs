@@ -67,8 +67,11 @@ pub struct SwitchReport {
     pub slots: usize,
     /// Places given their original bytes back.
     pub restored: usize,
-    /// Redirects left out, because they cross a page or somebody returns into their bytes.
+    /// Redirects left out, because they cross a page or somebody returns into their bytes, or may.
     pub left_out: usize,
+    /// Those of them that cover more than one instruction of a process in which contexts rest that signals
+    /// have interrupted.
+    pub left_to_preempted: usize,
     /// Threads whose program counter was moved.
     pub moved_threads: usize,
     /// Return addresses that were translated.
@@ -90,6 +93,8 @@ pub(crate) struct SwitchPlan<'a> {
     pub forwarding: Vec<BTreeSet<Avma>>,
     pub stub: StubSite,
     pub slots: Vec<SlotChange>,
+    /// Program counters of contexts at rest, none on most processes ([`crate::preempted`]).
+    pub resting: Vec<Avma>,
 }
 
 /// A slot that is to hold another address.

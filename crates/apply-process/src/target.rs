@@ -193,6 +193,12 @@ impl Target {
         self.modules[i].range.contains(at).then_some(i)
     }
 
+    /// What the file holds from `at` on, to the end of its segment.
+    pub(crate) fn code_at(&self, at: Avma) -> Option<&[u8]> {
+        let module = &self.modules[self.module_at(at)?];
+        module.image.read_tail(module.bias.to_stated(at))
+    }
+
     /// The indices of those modules that are no longer mapped where they were, by `maps` of the process: the
     /// program has closed them, and opened them elsewhere perhaps.
     pub(crate) fn moved_modules(&self, maps: &[Mapping]) -> Vec<usize> {

@@ -5,8 +5,8 @@
 
 mod common;
 
-use common::{PATIENCE, Restitch, Target, code, look, stoppable};
-use restitch_testkit::wait_until;
+use common::{PATIENCE, Restitch, Target, code, look, stoppable, with_time};
+use restitch_testkit::{scratch, wait_until};
 use std::process::Command;
 
 fn rounds() -> u32 {
@@ -14,14 +14,16 @@ fn rounds() -> u32 {
 }
 
 /// Cycles, with the versions that stay mapped told; the target's checks go on all the time.
-fn cycles(flags: &[&str]) {
-    let Some(program) = stoppable("coroutine.c", flags) else { return };
+fn cycles(source: &str, flags: &[&str], rounds: u32) {
+    let Some(program) = stoppable(source, flags) else { return };
     let (restitch, mut target) = (Restitch::new(), Target::start(&program));
-    target.name = format!("coroutine.c {}", flags.join(" "));
+    target.name = format!("{source} {}", flags.join(" "));
     let pid = target.pid();
-    for round in 1..=rounds() {
+    for round in 1..=rounds {
         let attached = restitch.attach(pid, &[]);
-        target.assert_computing(&format!("after attach {round}: {}\n{}", attached.stdout, attached.stderr));
+        let told = format!("after attach {round}: {}\n{}", attached.stdout, attached.stderr);
+        target.assert_running(&told);
+        target.assert_computing(&told);
         attached.expect(code::DONE);
         for _ in 0..3 {
             let reverted = restitch.revert(pid);
@@ -35,17 +37,52 @@ fn cycles(flags: &[&str]) {
 
 #[test]
 fn coroutines_come_back_to_mapped_code() {
-    cycles(&["-O2"]);
+    cycles("coroutine.c", &["-O2"], rounds());
 }
 
 #[test]
 fn coroutines_of_static_programs_come_back_to_mapped_code() {
-    cycles(&["-O1", "-static"]);
+    cycles("coroutine.c", &["-O1", "-static"], rounds());
 }
 
 #[test]
 fn coroutines_whose_stacks_are_closed_while_they_rest_come_back_to_mapped_code() {
-    cycles(&["-O2", "-DRESTING"]);
+    cycles("coroutine.c", &["-O2", "-DRESTING"], rounds());
+}
+
+/// Threads that a signal has interrupted rest at any instruction, on stacks that no thread is on.
+#[test]
+fn preempted_threads_go_on_where_they_rest() {
+    cycles("preempted.c", &["-O2"], rounds().div_ceil(3));
+}
+
+#[test]
+fn preempted_threads_of_static_programs_go_on_where_they_rest() {
+    cycles("preempted.c", &["-O1", "-static"], rounds().div_ceil(3));
+}
+
+#[test]
+fn preempted_threads_are_recorded_by_counting() {
+    let Some(program) = stoppable("preempted.c", &["-O2"]) else { return };
+    let (restitch, mut target, folder) = (Restitch::new(), Target::start(&program), scratch());
+    let pid = target.pid().to_string();
+    for round in 1..=rounds().min(4) {
+        let recorded = with_time(["1", "3", "10"], |duration| {
+            let mut command = restitch.command(&["record", "--source", "count", "-p", &pid]);
+            command.args(["--duration", duration, "-o"]).arg(folder.path().join("profile"));
+            command
+        });
+        target.assert_running(&format!("after record {round}: {}\n{}", recorded.stdout, recorded.stderr));
+        recorded.expect(code::DONE);
+        target.assert_computing(&format!("after record {round}"));
+        let told = recorded.stdout + &recorded.stderr;
+        assert!(
+            told.split_whitespace().collect::<Vec<_>>().join(" ").contains("rest in the process"),
+            "{told}"
+        );
+        assert_eq!(look::differences_but_hook(target.pid()), [], "after record {round}");
+    }
+    target.stop();
 }
 
 /// Has the coroutine rest, or come back; waits until it says that it does.

@@ -766,6 +766,7 @@ fn add(sum: Option<SwitchReport>, one: SwitchReport) -> SwitchReport {
     longer.slots += shorter.slots;
     longer.restored += shorter.restored;
     longer.left_out += shorter.left_out;
+    longer.left_to_preempted += shorter.left_to_preempted;
     longer.moved_threads += shorter.moved_threads;
     longer.moved_returns += shorter.moved_returns;
     longer.written_in_stop.extend(shorter.written_in_stop);

@@ -3,7 +3,7 @@
 use crate::attach_job::{Inputs, Job, Round};
 use crate::attach_options::AttachOptions;
 use crate::attach_profile::{Found, Profiled, profile_it, take_given};
-use crate::attach_summary::{apply_summary, large_page_bytes, target_of, written};
+use crate::attach_summary::{apply_summary, large_page_bytes, left_to_preempted, target_of, written};
 use crate::attach_verdict::{judge, windows_for};
 use crate::attach_versions::{Optimized, build_versions};
 use crate::earlier_profiles::{not_chosen, of_module, stored, with_earlier};
@@ -267,6 +267,9 @@ fn nowhere_led(made: &Optimized, switched: &SwitchReport) -> SessionError {
     let blocks: usize = made.versions.iter().map(|(_, version)| version.blocks.len()).sum();
     let why = match switched.left_out {
         0 => "none of their functions can be redirected".to_owned(),
+        left if left == switched.left_to_preempted => format!(
+            "threads that a signal has interrupted rest in the process, maybe at one of all {left} places where they would be redirected"
+        ),
         left => format!("threads stood at all {left} places where they would be redirected; try again"),
     };
     SessionError::nothing_to_do(format!(
@@ -284,6 +287,7 @@ fn describe(job: &mut Job<'_>, chosen: &[Chosen], made: &Optimized) {
 /// What is to be said of the switches, and of the versions that are left behind.
 fn tell_of_switches(job: &mut Job<'_>, counting: &SwitchReport, switched: &SwitchReport) {
     job.result.warnings.extend(written(job.set.leader.target(), &[counting, switched]));
+    job.result.warnings.extend(left_to_preempted(switched));
     for (pid, number, why) in job.set.reclaim() {
         let told = format!("process {pid}: version {number} stays mapped, unused: {why}");
         job.result.warnings.push(told);

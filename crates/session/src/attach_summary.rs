@@ -28,6 +28,16 @@ pub(crate) fn written(target: &Target, switches: &[&SwitchReport]) -> Vec<String
     told.collect()
 }
 
+/// Which entries stay because of user threads at rest, if any do.
+pub(crate) fn left_to_preempted(switched: &SwitchReport) -> Option<String> {
+    let left = switched.left_to_preempted;
+    (left > 0).then(|| {
+        format!(
+            "threads that a signal has interrupted rest in the process, at whatever instruction: {left} entries of functions, of more than one instruction, stay as they are, and only moved code calls the copies of these"
+        )
+    })
+}
+
 /// Adds what the kernel says of large pages, now that the code has run.
 pub(crate) fn large_page_bytes(
     set: &ProcessSet,

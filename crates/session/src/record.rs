@@ -1,5 +1,6 @@
 //! `record`: an exact profile of a process or of one run of a program, into a file.
 
+use crate::attach_summary::{left_to_preempted, target_of};
 use crate::far::refuse_far;
 use crate::follow::follow;
 use crate::instrument::from_counts;
@@ -160,14 +161,15 @@ fn record_set(
     heed()?;
     let rest = duration.saturating_sub(sampling).max(Duration::from_millis(500));
     let length = Length::Exactly(rest);
-    let derived = count(set, &chosen, &counting, &versions, length, watcher).map(|d| (d.0, d.2));
+    let derived = count(set, &chosen, &counting, &versions, length, watcher);
     set.switch(&[], VersionKind::Counting, watcher)?;
     set.reclaim();
     timings.end("counting");
-    let (derived, counted) = derived?;
-    let mut result = RunResult::new("record", crate::attach_summary::target_of(set));
+    let (derived, switched, counted) = derived?;
+    let mut result = RunResult::new("record", target_of(set));
     result.warnings.extend(family.warnings());
     result.warnings.extend(churn.warning());
+    result.warnings.extend(left_to_preempted(&switched));
     describe(&mut result, &chosen, &counting, &derived);
     left_out.tell(&mut result);
     derivation::finish(&mut result, "counting version", counted.as_secs_f64());

@@ -185,7 +185,8 @@ fn next_generation(last: u64) -> u64 {
     (now & 0x7fff_ffff).max((last + 1) & 0x7fff_ffff)
 }
 
-/// Makes everything lead to the hook; what does already stays.
+/// Makes everything lead to the hook; what does already stays. `resting`: where contexts rest besides
+/// `threads`.
 ///
 /// # Errors
 /// [`ProcessError::NoUnwindHook`] if a signal interrupted a thread in the bytes that would change: a later
@@ -194,13 +195,14 @@ pub(crate) fn arm(
     stopped: &mut impl StoppedHost,
     journal: &Journal,
     threads: &[ThreadView],
+    resting: &[Avma],
 ) -> Result<(), ProcessError> {
     let Some(h) = &journal.hook else { return Ok(()) };
     if h.slot != 0 {
         stopped.memory().write(Avma::new(h.slot), &(h.page + FIND_AT).to_le_bytes())?;
     }
     for detour in &h.detours {
-        arm_detour(stopped, detour, threads)?;
+        arm_detour(stopped, detour, threads, resting)?;
     }
     link_debugger(stopped.memory(), h)
 }
@@ -209,6 +211,7 @@ fn arm_detour(
     stopped: &mut impl StoppedHost,
     detour: &JournalDetour,
     threads: &[ThreadView],
+    resting: &[Avma],
 ) -> Result<(), ProcessError> {
     let (pid, at) = (stopped.memory().pid(), Avma::new(detour.at));
     let found = stopped.memory().read_vec(at, LEN)?;
@@ -218,9 +221,10 @@ fn arm_detour(
     if found != detour.original.bytes() {
         return Err(foreign_code(pid, at, found, detour.original.bytes().into()));
     }
-    let covered = WordFinder::of(&[AvmaRange::between(at + 1, at + LEN as u64)]);
-    let interrupted = threads.iter().any(|t| words(t, &covered).next().is_some());
-    if interrupted {
+    let covered = AvmaRange::between(at + 1, at + LEN as u64);
+    let finder = WordFinder::of(&[covered]);
+    let on_stacks = threads.iter().any(|t| words(t, &finder).next().is_some());
+    if on_stacks || resting.iter().any(|at| covered.contains(*at)) {
         let why =
             format!("a signal interrupted a thread in the first bytes of the function at {at} (try again)");
         return Err(ProcessError::NoUnwindHook { pid, why: why.into() });

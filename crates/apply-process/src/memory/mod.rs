@@ -10,6 +10,7 @@ pub(crate) mod place;
 pub(crate) mod private_memory;
 pub(crate) mod replacement_mapping;
 pub(crate) mod search;
+pub(crate) mod signal_contexts;
 pub(crate) mod stray_pointers;
 pub(crate) mod words;
 pub(crate) mod writing;

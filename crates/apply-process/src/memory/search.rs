@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 const LIMITS: Limits = Limits { bytes: 64 << 30, swapped: 256 << 20 };
 /// Address space of mappings that hold something, where the kernel does not scan page tables by itself
 /// (before Linux 6.7): 256 GiB of it take more than a second.
-const MOST_TEDIOUS: u64 = 256 << 30;
+pub(crate) const MOST_TEDIOUS: u64 = 256 << 30;
 /// More than this is looked through with what others leave of the processors, until that has taken so long:
 /// nobody needs the answer but who waits for the end of a session.
 const MUCH_MAPPED: u64 = 1 << 30;
@@ -54,6 +54,19 @@ const SMALL_FRAME: i64 = 512;
 const START: i64 = 64;
 /// The call behind that of a thread's function, in the C library's `clone`.
 const END_OF_THREAD: u32 = libc::SYS_exit as u32;
+
+/// Does `work`, which looks through a process's private memory: with what others leave of the processors if
+/// that may take long.
+pub(crate) fn gently<T: Send>(
+    pid: i32,
+    work: impl Fn() -> Result<T, ProcessError> + Sync,
+) -> Result<T, ProcessError> {
+    let mapped: u64 = procfs::maps(pid)?.iter().filter(|m| is_private(m)).map(|m| m.range.len()).sum();
+    match mapped > MUCH_MAPPED {
+        true => aside(PATIENCE, &work).unwrap_or_else(|_| work()),
+        false => work(),
+    }
+}
 
 /// Whether the call that ends a thread is somewhere in `code`.
 fn ends_thread(code: &[u8]) -> bool {
@@ -92,14 +105,7 @@ impl Search<'_> {
     /// among the hits have nothing that leads into them. `watch` is asked again and again, by whatever
     /// thread, and at the end, whether it is worth going on.
     pub fn twice(&self, watch: &(dyn Fn() -> bool + Sync)) -> Result<Hits, ProcessError> {
-        let mapped: u64 =
-            procfs::maps(self.pid)?.iter().filter(|m| is_private(m)).map(|m| m.range.len()).sum();
-        match mapped > MUCH_MAPPED {
-            true => {
-                aside(PATIENCE, || self.searched_twice(watch)).unwrap_or_else(|_| self.searched_twice(watch))
-            }
-            false => self.searched_twice(watch),
-        }
+        gently(self.pid, || self.searched_twice(watch))
     }
 
     fn searched_twice(&self, watch: &dyn Fn() -> bool) -> Result<Hits, ProcessError> {
@@ -210,15 +216,9 @@ fn too_much(what: &str) -> String {
 /// The parts of thread stacks that need not be searched. `maps` are of the same stop as `threads`.
 pub(crate) fn spared(target: &Target, memory: &Memory, threads: &[ThreadView], maps: &[Mapping]) -> Spared {
     let controls: Vec<Avma> = threads.iter().map(|t| t.registers.fs_base).collect();
-    let program = &target.modules[target.program];
-    let entry = program.bias.to_actual(program.image.entry());
     let (mut below, mut known) = (Vec::new(), Vec::new());
     for thread in threads {
-        let begins = |at: Avma| {
-            let code = memory.read_vec(at, 16).unwrap_or_default();
-            (0..START).contains(&at.offset_from(entry)) || ends_thread(&code)
-        };
-        if thread.walk.outermost.is_some_and(begins) {
+        if thread.walk.outermost.is_some_and(|at| begins(target, memory, at)) {
             below.extend(dead_part(thread.registers.rsp, maps, &controls));
         }
         known.extend(known_part(thread));
@@ -228,9 +228,18 @@ pub(crate) fn spared(target: &Target, memory: &Memory, threads: &[ThreadView], m
     Spared { dead: joined(dead), below, known: joined(known) }
 }
 
+/// Whether a thread or the program begins with the function that goes on at `at`, to which no coroutine
+/// returns.
+pub(crate) fn begins(target: &Target, memory: &Memory, at: Avma) -> bool {
+    let program = &target.modules[target.program];
+    let entry = program.bias.to_actual(program.image.entry());
+    let code = memory.read_vec(at, 16).unwrap_or_default();
+    (0..START).contains(&at.offset_from(entry)) || ends_thread(&code)
+}
+
 /// What lies below stack pointer `rsp` of a thread that is on its own stack, down to a guard page, where no
 /// control block of another thread (System V ABI, 3.4.2: where %fs points) shows that the mapping is shared.
-fn dead_part(rsp: Avma, maps: &[Mapping], controls: &[Avma]) -> Option<AvmaRange> {
+pub(crate) fn dead_part(rsp: Avma, maps: &[Mapping], controls: &[Avma]) -> Option<AvmaRange> {
     let lowest = rsp - 128;
     let m = maps.iter().find(|m| m.range.contains(lowest))?;
     let is_guard = |g: &Mapping| g.range.end == m.range.start && !g.permissions.read && !g.permissions.write;
@@ -240,7 +249,7 @@ fn dead_part(rsp: Avma, maps: &[Mapping], controls: &[Avma]) -> Option<AvmaRange
 }
 
 /// What the thread's frames, or all words of its stack, told in the stop.
-fn known_part(thread: &ThreadView) -> Vec<AvmaRange> {
+pub(crate) fn known_part(thread: &ThreadView) -> Vec<AvmaRange> {
     if !thread.walk.complete {
         let lowest = thread.registers.rsp - 128;
         let words = thread.stacks.iter().map(|(at, bytes)| AvmaRange::new(*at, bytes.len() as u64));
