@@ -3,10 +3,10 @@
 //! Problem: a redirect overwrites five bytes. Threads and what is on their stacks are looked at in the stop,
 //! and code is chosen so that nothing else comes to the bytes behind the first one; but where the handler of
 //! a timer's signal switches to another user thread, the interrupted one rests at any instruction, where no
-//! walk finds it. Idea: while the process runs, its memory is looked through for what signals have interrupted
-//! ([`crate::memory::signal_contexts`]). If any such context is neither dead nor on its own thread's stack, the
-//! program switches stacks in handlers. Which contexts rest changes until the stop; so only redirects of one
-//! instruction come to be, between whose bytes nobody rests.
+//! walk finds it. Idea: while the process runs, its memory is looked through for what signals have
+//! interrupted ([`crate::memory::signal_contexts`]). If any such context is neither dead nor on its own
+//! thread's stack, the program switches stacks in handlers. Which contexts rest changes until the stop; so
+//! only redirects of one instruction come to be, between whose bytes nobody rests.
 //!
 //! A context is dead or its thread's own, judged in a short stop if there is any at all:
 //!
@@ -18,7 +18,8 @@
 //! * on alternate signal stacks, where the next signal writes over it, as long as there are no more of those
 //!   than threads.
 //!
-//! All others count, dead ones on stacks of coroutines too: that leaves out redirects in vain, which is right.
+//! All others count, dead ones on stacks of coroutines too: that leaves out redirects in vain, which is
+//! right.
 //!
 //! Limits: a program whose very first context comes to rest between this look and the stop.
 

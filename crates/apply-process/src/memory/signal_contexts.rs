@@ -3,13 +3,13 @@
 //! Problem: what a signal has interrupted may go on much later, and on another thread, where the handler has
 //! switched stacks (user threads that a timer preempts). Its program counter may be at any instruction, and
 //! is on a stack that no thread is on, or wherever the handler has copied it to. Idea: the kernel stores a
-//! context in one form (`struct sigcontext_64`, `arch/x86/include/uapi/asm/sigcontext.h`), in which the program
-//! counter, the flags and the segment selectors follow one another, and the selectors are always the same for
-//! 64-bit code. Nothing else looks like these three words.
+//! context in one form (`struct sigcontext_64`, `arch/x86/include/uapi/asm/sigcontext.h`), in which the
+//! program counter, the flags and the segment selectors follow one another, and the selectors are always the
+//! same for 64-bit code. Nothing else looks like these three words.
 //!
-//! Limits: programs that keep such program counters in a form of their own alone; `ucontext_t` of `getcontext`
-//! has no selectors, and returns like a function. More memory than [`LIMITS`]: mappings are looked through by
-//! size, small ones first, as stacks mostly are.
+//! Limits: programs that keep such program counters in a form of their own alone; `ucontext_t` of
+//! `getcontext` has no selectors, and returns like a function. More memory than [`LIMITS`]: mappings are
+//! looked through by size, small ones first, as stacks mostly are.
 
 use crate::error::ProcessError;
 use crate::memory::private_memory::{self, Limits, is_private};
@@ -27,7 +27,8 @@ const MOST: usize = 1 << 16;
 /// `cs`, `gs`, `fs` and `ss`, 16 bits each, as the kernel stores them for 64-bit code: in general, and as a
 /// guest of Xen without hardware help (`FLAT_USER_CS64`, `FLAT_USER_SS64`).
 const SELECTORS: [u64; 2] = [0x002b_0000_0000_0033, 0xe02b_0000_0000_e033];
-/// Bytes from the start of the `ucontext` to its parts: address and length of the alternate stack; program counter, flags, selectors.
+/// Bytes from the start of the `ucontext` to its parts: address and length of the alternate stack; program
+/// counter, flags, selectors.
 const STACK: usize = 16;
 const STACK_LEN: usize = 32;
 const RIP: usize = 168;
