@@ -65,6 +65,7 @@ mod threads;
 mod trial_host;
 mod vdso;
 mod vtable_slots;
+mod words;
 mod writable_code;
 
 pub use address_translation::VersionMaps;

@@ -5,12 +5,12 @@ use crate::error::ProcessError;
 use crate::frames::ReturnSlot;
 use crate::host::{CodeMemory, StoppedHost};
 use crate::installed_version::InstalledVersion;
-use crate::memory::words::WordFinder;
 use crate::memory::writing::write_jumps;
 use crate::patches::is_within_one;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use crate::target::{Module, Target};
 use crate::threads::{ThreadView, words};
+use crate::words::WordFinder;
 
 use restitch_address::{Avma, AvmaRange, LoadBias, PAGE, Svma};
 use restitch_emit::RedirectKind;

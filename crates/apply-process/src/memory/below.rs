@@ -10,8 +10,8 @@
 //! Limits: pointers to what is dead keep a version mapped, until it is written over. Those that are kept in
 //! another form are not found.
 
-use crate::memory::words::WordFinder;
 use crate::threads::ThreadView;
+use crate::words::WordFinder;
 use restitch_address::{Avma, AvmaRange};
 use restitch_tracee::Memory;
 

@@ -12,5 +12,4 @@ pub(crate) mod replacement_mapping;
 pub(crate) mod search;
 pub(crate) mod signal_contexts;
 pub(crate) mod stray_pointers;
-pub(crate) mod words;
 pub(crate) mod writing;

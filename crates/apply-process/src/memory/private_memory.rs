@@ -188,7 +188,7 @@ impl Iterator for Runs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::words::WordFinder;
+    use crate::words::WordFinder;
     use restitch_procfs as procfs;
     use restitch_testkit::{Guarded, compile, require, scratch};
     use std::io::{BufRead, BufReader};

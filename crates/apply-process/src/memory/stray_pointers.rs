@@ -2,7 +2,7 @@
 //! They would keep a version that comes to be there.
 
 use crate::memory::private_memory::{self, Limits, is_private};
-use crate::memory::words::WordFinder;
+use crate::words::WordFinder;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, Mapping};
 use std::ops::ControlFlow;
