@@ -237,7 +237,7 @@ fn users_do_not_use_each_others_caches() {
     own(&batch.cache().join("v1"), 12345);
     let done = finish(batch.command(&[]).args(["sh", "-c", "\"$0\" --seconds 0.2; echo $?"]).arg(&throw));
     assert_eq!((done.status.code(), &*done.stdout), (Some(0), "42\n"), "{}", done.stderr);
-    assert_eq!(done.stderr.matches("belongs to another user").count(), 1, "{}", done.stderr);
+    assert_eq!(done.stderr.matches("belongs to user 12345").count(), 1, "{}", done.stderr);
     own(&batch.cache().join("v1"), 0);
     assert_eq!(batch.kinds(&throw), (0, 2));
 }

@@ -104,7 +104,9 @@ impl FrameWatch {
         self.found.calls |= matches!(insn.flow, Flow::Call(_) | Flow::IndirectCall);
         if let StackUse::Memory { frame: false, disp, size, .. } = insn.stack {
             let from = i64::from(disp);
-            self.found.touches_below |= from < 0 && from + i64::from(size) > -WORD;
+            // A branch through that word is for where it was written to go.
+            let is_branch = matches!(insn.flow, Flow::IndirectCall | Flow::IndirectJump);
+            self.found.touches_below |= !is_branch && from < 0 && from + i64::from(size) > -WORD;
         }
         match self.here {
             Frame::Stack(cfa) => self.see_by_stack(insn, cfa),
@@ -266,6 +268,7 @@ mod tests {
         let (call, reads) = ([0xff, 0xd0], [0x48, 0x8b, 0x44, 0x24, 0xf8, 0xc3]);
         assert!(behind_calls(&[&call[..], &reads].concat()), "call *%rax; mov -8(%rsp),%rax; ret");
         assert!(!behind_calls(&reads));
+        assert!(!behind_calls(&[&call[..], &[0xff, 0x54, 0x24, 0xf8, 0xc3]].concat()), "call *-8(%rsp)");
         assert!(!behind_calls(&[&call[..], &[0x48, 0x8b, 0x44, 0x24, 0xf0, 0xc3]].concat()), "-16(%rsp)");
         assert!(found(&[0xc3], &[]).odd, "no rows");
         assert!(found(&[0xc3], &[(0, RSP, 32)]).is_part);
