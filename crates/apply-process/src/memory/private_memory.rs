@@ -14,10 +14,12 @@ const MUCH: u64 = 1 << 30;
 
 /// Whether a mapping may hold what the process has written: a private one that is writable, or not code.
 /// (Memory can be closed while nobody uses it: stacks of coroutines at rest, heaps at barriers. Code is what
-/// others have generated, or the hook's.)
+/// others have generated, or the hook's.) What can be read only of a file is the loader's: constants, and
+/// slots that it has filled.
 pub(crate) fn is_private(m: &Mapping) -> bool {
     let special = matches!(&m.name, MappingName::Special(name) if name.starts_with("[v"));
-    (m.permissions.write || !m.permissions.execute) && !m.permissions.shared && !special
+    let may_rest = !m.permissions.execute && (m.path().is_none() || !m.permissions.read);
+    (m.permissions.write || may_rest) && !m.permissions.shared && !special
 }
 
 /// The pages of such a mapping that may hold it: files' constants are not read.
