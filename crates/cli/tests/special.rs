@@ -176,7 +176,7 @@ fn without_permission_the_message_says_what_would_help() {
         common::finish(&mut command)
     };
     let refusal = as_nobody(root.pid());
-    expect_message(&refusal, code::NOT_PERMITTED, &[&root.pid().to_string(), "another user", "as root"]);
+    expect_message(&refusal, code::NOT_PERMITTED, &[&root.pid().to_string(), "belongs to user 0", "sudo"]);
     root.assert_computing("after the refusal");
     root.assert_untouched("after the refusal");
     root.stop();

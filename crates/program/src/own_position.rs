@@ -8,7 +8,8 @@
 //! **The x87 unit's state** has the address of the last of its instructions. A function that stores it stays,
 //! so that what it finds of its own instructions is as it was.
 //!
-//! **Below the stack pointer** is what the last call has pushed. A function with calls that looks there stays.
+//! **Below the stack pointer** is what the last call has pushed. A function with calls that looks there
+//! stays.
 //!
 //! Limits: rcx is not followed into calls and to where indirect jumps and tail calls go; and the address in
 //! the stored state may be that of another function's instruction.

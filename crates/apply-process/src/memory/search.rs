@@ -47,8 +47,8 @@ const MUCH_MAPPED: u64 = 1 << 30;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// It is asked so often whether it is worth going on.
 const WATCH: Duration = Duration::from_millis(50);
-/// Frames of so many bytes may hold a coroutine's stack: half of MINSIGSTKSZ, the least that was ever meant to
-/// be one, for coroutines that take no signals. (Unwinders keep copies of frames in less.)
+/// Frames of so many bytes may hold a coroutine's stack: half of MINSIGSTKSZ, the least that was ever meant
+/// to be one, for coroutines that take no signals. (Unwinders keep copies of frames in less.)
 const SMALL_FRAME: i64 = 1024;
 /// A program's first instructions, `_start`, call `main` sooner or later and are no longer than this.
 const START: i64 = 64;
