@@ -143,14 +143,16 @@ fn reverted(restitch: &Restitch, target: &mut Target, round: usize) {
     target.assert_computing("after revert");
 }
 
-/// Coroutines keep return addresses on stacks that no thread is on; what is left of an exception in freed
-/// memory, often of threads that have ended, keeps its landing pad (in a static program nearly all that
-/// throws is one module, and so one version). Versions of a static program at a fixed address lie below 4
-/// MiB, where plain numbers look like addresses (a size in the C library does).
+/// Coroutines keep return addresses on stacks that no thread is on, and so do user threads that a signal has
+/// interrupted; what is left of an exception in freed memory, often of threads that have ended, keeps its
+/// landing pad (in a static program nearly all that throws is one module, and so one version). Versions of a
+/// static program at a fixed address lie below 4 MiB, where plain numbers look like addresses (a size in the
+/// C library does).
 fn may_keep(name: &str) -> bool {
     let at_fixed_address = name.ends_with("-static");
     name.starts_with("setjmp.c")
         || name.starts_with("coroutine.c")
+        || name.starts_with("preempted.c")
         || at_fixed_address
         || name.starts_with("throw.cc") && name.contains("-static")
 }

@@ -37,9 +37,11 @@ fn places(from: u64) -> Vec<(u64, u64)> {
 #[test]
 fn versions_lie_where_no_number_points() {
     require!(find_program("gcc"), "gcc");
-    // Half of the room below the program.
-    let places = places(0x20_0000);
-    assert!(places.iter().all(|(_, end)| *end <= 0x20_0000), "{places:x?}");
+    // Half of the room below the program. Into the other half small numbers point that others have in memory,
+    // more or fewer of them.
+    let from = 0x20_0000;
+    let places = places(from);
+    assert!(places.iter().all(|(start, end)| *end <= from || *start >= START), "{places:x?}");
 }
 
 #[test]

@@ -393,7 +393,9 @@ fn the_large_code_models_addresses_are_no_data() {
 #[test]
 fn distribution_binaries_are_movable_nearly_as_a_whole() {
     for name in ["cc1plus", "postgres", "mariadbd", "python3", "redis-server", "nginx", "memcached", "perl"] {
-        let Some(path) = find_program(name) else {
+        // Not what somebody has put in front of the distribution's.
+        let own = Path::new("/usr/bin").join(name);
+        let Some(path) = own.exists().then_some(own).or_else(|| find_program(name)) else {
             skipped(&format!("{name} is not installed"));
             continue;
         };

@@ -19,7 +19,7 @@ fn holds(file: &Path, arguments: &[&str]) {
 fn all_are_there() {
     let names: Vec<_> =
         programs().iter().map(|p| p.file_name().unwrap().to_string_lossy().into_owned()).collect();
-    let expected = "backtrace.c cancel.cc clock.c coroutine.c faults.c fork.c goto.c locked.c loops.c noncall.cc objects.c odd.c personality.c pointers.cc probes.c repeated.c resting.c returns.c server.c setjmp.c signals.c switch.c tail.c threads.c throw.cc virt.cc workers.c";
+    let expected = "backtrace.c cancel.cc clock.c coroutine.c faults.c fork.c goto.c locked.c loops.c noncall.cc objects.c odd.c personality.c pointers.cc preempted.c probes.c repeated.c resting.c returns.c server.c setjmp.c signals.c switch.c tail.c threads.c throw.cc virt.cc workers.c";
     assert_eq!(names.join(" "), expected);
 }
 

@@ -8,11 +8,11 @@
 //! memory points into it ([`crate::memory::search`]), so a place is compared with the words that there are
 //! when it is chosen, and the one that fewest point into is taken. Below 4 GiB, where programs at fixed
 //! addresses and their versions are, each number of 32 bits that lies in memory as a word of 64 looks like an
-//! address: lengths, limits, counts. The C library alone keeps 3,093,558 (0x2f3436, its non-temporal
-//! threshold) with some processors. At higher addresses it is what was mapped there before: freed memory of
-//! the C library still says where the stacks and thread-local data of ended threads were, and a storm of
-//! threads has had stacks and arenas in all of the next GiB. What the program computes later may look like an
-//! address still.
+//! address: lengths, limits, counts; and since words count at whatever byte they begin, small numbers look
+//! like the lowest addresses. The C library alone keeps 3,093,558 (0x2f3436, its non-temporal threshold) with
+//! some processors. At higher addresses it is what was mapped there before: freed memory of the C library
+//! still says where the stacks and thread-local data of ended threads were, and a storm of threads has had
+//! stacks and arenas in all of the next GiB. What the program computes later may look like an address still.
 
 use crate::memory::stray_pointers::StrayPointers;
 use restitch_address::{Avma, AvmaRange, PAGE};

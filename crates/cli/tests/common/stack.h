@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -19,8 +20,11 @@
 #include <unistd.h>
 
 #define STACK_LEN (1 << 20)
-/* What is there of a stack whose lower pages are missing. */
-#define STACK_TOP (12 << 10)
+/* How much a thread needs to run, and the frame of a signal with the state of whatever processor this is; too little
+ * for whoever wants to write more below such a frame. */
+#define STACK_FEW (getauxval(AT_MINSIGSTKSZ) + 3072)
+/* The pages with that. */
+#define STACK_TOP ((STACK_FEW + 4095) & ~4095ul)
 /* Not possible here. */
 #define STACK_SKIPPED 77
 
@@ -125,7 +129,7 @@ int main(int argc, char **argv) {
         char *low = stack_map(STACK_LEN, MAP_PRIVATE | MAP_ANONYMOUS, -1);
         stack_watch(low, STACK_LEN - STACK_TOP);
         memset(low + STACK_LEN - STACK_TOP, 0, STACK_TOP);
-        return stack_run_on(low, STACK_LEN);
+        return stack_run_on(low, STACK_LEN - STACK_TOP + STACK_FEW);
     }
     if (strcmp(what, "shared") == 0) return stack_run_on(stack_map(STACK_LEN, MAP_SHARED | MAP_ANONYMOUS, -1), STACK_LEN);
     if (strcmp(what, "file") == 0) {
@@ -137,7 +141,7 @@ int main(int argc, char **argv) {
         char *low = stack_map(STACK_TOP + 4096, MAP_PRIVATE | MAP_ANONYMOUS, -1);
         if (mprotect(low, 4096, PROT_NONE)) return 3;
         if (strcmp(what, "small-often-left") == 0) stack_leave_often();
-        return stack_run_on(low + 4096, STACK_TOP);
+        return stack_run_on(low + 4096, STACK_FEW);
     }
     if (strncmp(what, "watched-frames", 14) == 0) {
         char *low = stack_map(STACK_LEN, MAP_PRIVATE | MAP_ANONYMOUS, -1);
