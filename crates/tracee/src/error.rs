@@ -12,7 +12,7 @@ pub(crate) type Why = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The process or thread ended.
-    #[error("task {tid} ended while {operation}; nothing is left to be done for it")]
+    #[error("process or thread {tid} ended while {operation}; nothing is left to be done for it")]
     Vanished {
         /// The thread or process.
         tid: i32,

@@ -478,7 +478,7 @@ impl Followed {
             self.held.insert(tid);
             return Ok(Handled::Event(FollowEvent::Stepped { tid }));
         }
-        if signal == libc::SIGTRAP && origin.is_without_cause() && !self.is_behind_debug_trap(tid) {
+        if signal == libc::SIGTRAP && origin.is_without_cause() && !self.is_at_debug_trap(tid) {
             // The breakpoint was not reported, nor passed: the thread comes to it once more.
             self.quietly(sys::resume(tid, Resume::Continue, 0))?;
             return Ok(Handled::Done);
@@ -504,13 +504,15 @@ impl Followed {
         }
     }
 
-    /// Whether the instruction in front of where the thread stands is one whose signal is its own.
-    fn is_behind_debug_trap(&self, tid: i32) -> bool {
-        let before = || {
+    /// Whether the instruction in front of where the thread stands is one whose signal is its own; or that
+    /// where it stands, as some hypervisors on processors of AMD leave it there.
+    fn is_at_debug_trap(&self, tid: i32) -> bool {
+        let around = || {
             let memory = self.processes.get(self.threads.get(&tid)?)?;
-            memory.read_vec(sys::get_registers(tid).ok()?.rip.offset(-1), 1).ok()
+            let rip = sys::get_registers(tid).ok()?.rip;
+            Some([-1, 0].map(|i| memory.read_vec(rip.offset(i), 1).is_ok_and(|byte| byte == [DEBUG_TRAP])))
         };
-        before().is_some_and(|byte| byte == [DEBUG_TRAP])
+        around().is_some_and(|is_trap| is_trap.contains(&true))
     }
 
     fn stands_in_caught_code(&self, tid: i32) -> Result<bool, TraceError> {
