@@ -35,8 +35,7 @@ use restitch_x86::kernel::{NUMBERED_CALL, numbered_call};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// What is looked through, some 2 GB in a second of processor time. To look at what is swapped out would
-/// bring it back in place of what is in use.
+/// What is looked through. To look at what is swapped out would bring it back in place of what is in use.
 const LIMITS: Limits = Limits { bytes: 64 << 30, swapped: 256 << 20 };
 /// Address space of mappings that hold something, where the kernel does not scan page tables by itself
 /// (before Linux 6.7): 256 GiB of it take more than a second.
