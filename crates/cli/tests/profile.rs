@@ -223,18 +223,28 @@ fn perf_and_bolt_read_traced_records() {
     if !told.lines().any(|line| line.starts_with("yes hardware breakpoints")) {
         skip_unsupported!("no hardware breakpoints");
     }
-    let trace = |name: &str, more: &[&str]| {
+    let trace = |name: &str, more: &[&str], busy: &str| {
+        let _ = std::fs::remove_file(recorded.at(name));
         let mut command = recorded.restitch.command(&["record", "--source", "trace", "--overhead", "30%"]);
         command.args(more).arg("-o").arg(recorded.at(name)).arg("--").arg(&recorded.program);
-        finish(command.args(["--seconds", "2"])).expect(SUCCESS);
+        finish(command.args(["--busy", busy])).expect(SUCCESS);
+        recorded.compare(&["profile", name]).edge_overlap[0][1]
     };
-    trace("traced.perf.data", &["--depth", "32"]);
-    trace("deep", &["--depth", "1024", "--format", "perf.data"]);
-    trace("traced.fdata", &[]);
-    trace("traced.pa", &[]);
-    for name in ["traced.perf.data", "deep", "traced.fdata", "traced.pa"] {
-        let overlap = recorded.compare(&["profile", name]).edge_overlap[0][1];
-        assert!(overlap > 0.3, "{name}: {overlap}");
+    for (name, more) in [
+        ("traced.perf.data", &["--depth", "32"][..]),
+        ("deep", &["--depth", "1024", "--format", "perf.data"]),
+        ("traced.fdata", &[]),
+        ("traced.pa", &[]),
+    ] {
+        // What a stop takes counts in full, also while others have the processor: few of them on a busy machine.
+        let mut overlaps = Vec::new();
+        for busy in ["2", "8", "30"] {
+            overlaps.push(trace(name, more, busy));
+            if overlaps.last() > Some(&0.9) {
+                break;
+            }
+        }
+        assert!(overlaps.last() > Some(&0.9), "{name}: {overlaps:?}");
     }
     if let Some(perf) = restitch_testkit::find_program("perf") {
         let tool = |arguments: &[&str]| {
