@@ -236,7 +236,8 @@ fn perf_and_bolt_read_traced_records() {
         ("traced.fdata", &[]),
         ("traced.pa", &[]),
     ] {
-        // What a stop takes counts in full, also while others have the processor: few of them on a busy machine.
+        // What a stop takes counts in full, also while others have the processor: few of them on a busy
+        // machine.
         let mut overlaps = Vec::new();
         for busy in ["2", "8", "30"] {
             overlaps.push(trace(name, more, busy));
