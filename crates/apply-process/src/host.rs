@@ -30,7 +30,8 @@ pub(crate) trait CodeMemory {
     /// Writes all of `bytes`, code included, page by page in ascending order.
     fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), TraceError>;
 
-    /// The pages of `range` that do not show what the file holds; an error says why it is not known.
+    /// The pages of `range` that do not show what the file holds, ascending; an error says why it is not
+    /// known.
     fn own_pages(&self, range: AvmaRange) -> Result<Vec<Avma>, Why>;
 
     /// Whether `replacement` shows the same as the mapping `wanted`, but for its own pages.

@@ -35,6 +35,8 @@ const FUNCTIONS: [u64; 4] = [CODE + 0x100, CODE + 0x200, CODE + 0x400, CODE + 0x
 /// Of this one a version has the first instruction's place only.
 const BRANCH_ONLY: u64 = FUNCTIONS[2];
 const FUNCTION_LEN: u32 = 0x40;
+/// Where in the code somebody else has written a byte, in no function.
+const FOREIGN: usize = 0x900;
 /// Two versions, a page each.
 const VERSIONS: [u64; 2] = [0x2000_0000, 0x2800_0000];
 /// A slot that leads to the first function.
@@ -105,8 +107,11 @@ fn installed(number: usize) -> InstalledVersion {
 impl<H: TrialHost> World<H> {
     fn new(dir: StateDir) -> Self {
         let mut host = H::default();
-        let original: Vec<u8> = (0..2 * PAGE).map(|i| (i % 251) as u8).collect();
+        let mut original: Vec<u8> = (0..2 * PAGE).map(|i| (i % 251) as u8).collect();
         host.map(mapping(Avma::new(CODE), "r-xp", 2 * PAGE), &original);
+        // Somebody else's breakpoint, which each switch has to leave there.
+        original[FOREIGN] = 0xcc;
+        host.poke(Avma::new(CODE + FOREIGN as u64), &original[FOREIGN..=FOREIGN]);
         host.map(mapping(Avma::new(SLOT).align_down(PAGE), "r--p", PAGE), &[0; PAGE as usize]);
         host.map(mapping(Avma::new(STACKS), "rw-p", PAGE), &[0; PAGE as usize]);
         host.poke(Avma::new(SLOT), &FUNCTIONS[0].to_le_bytes());

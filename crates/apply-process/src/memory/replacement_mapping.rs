@@ -186,7 +186,9 @@ impl PlannedReplacement {
             Ok(own) => own,
             Err(why) => return Ok(Err((replaces, why))),
         };
-        let (pages, only_ours) = self.lay_out(journal, memory, sites, &own)?;
+        let Some((pages, only_ours)) = self.lay_out(journal, memory, sites, &own)? else {
+            return Ok(Err((replaces, "what its file holds cannot be read".into())));
+        };
         let can_keep =
             self.can_keep && only_ours && own.len() >= KEPT_FROM && !self.mapping.range.contains(stub.at);
         Ok(match self.write(memory, &pages, stub) {
@@ -203,35 +205,37 @@ impl PlannedReplacement {
         Ok(own.into_iter().zip(contents.ok_or("its pages cannot be read")?).collect())
     }
 
-    /// The pages that are to differ from the file, and whether they differ now in nothing but redirects.
+    /// The pages that are to differ from the file, and whether they differ now in nothing but redirects; none
+    /// if a page of the process's own would be lost.
     fn lay_out(
         &self,
         journal: &Journal,
         memory: &impl CodeMemory,
         sites: &Sites,
         own: &[Page],
-    ) -> Result<(Vec<Page>, bool), ProcessError> {
+    ) -> Result<Option<(Vec<Page>, bool)>, ProcessError> {
         let mut starts: BTreeSet<Avma> = sites.pages_in(self.mapping.range).collect();
         starts.extend(own.iter().map(|page| page.0));
         let requests: Vec<_> = starts.iter().map(|at| (self.in_replacement(*at), PAGE as usize)).collect();
         let (mut out, mut only_ours) = (Vec::new(), true);
         for (at, pristine) in starts.into_iter().zip(memory.read_many(&requests)) {
+            let own = own.binary_search_by_key(&at, |page| page.0).ok().map(|i| &own[i].1);
             let Some(pristine) = pristine else {
+                if own.is_some() {
+                    return Ok(None);
+                }
                 // Pages behind the end of a file that has become shorter: whoever touches them gets SIGBUS
                 // anyway.
                 continue;
             };
-            let mut page = match own.binary_search_by_key(&at, |page| page.0) {
-                Ok(i) => own[i].1.clone(),
-                Err(_) => pristine.clone(),
-            };
+            let mut page = own.unwrap_or(&pristine).clone();
             only_ours &= sites.restored(at, page.clone()) == pristine;
             lay(journal, at, &mut page, sites.of_page(at))?;
             if page != pristine {
                 out.push((at, page));
             }
         }
-        Ok((out, only_ours))
+        Ok(Some((out, only_ours)))
     }
 
     /// Writes the pages, compares, and makes the kernel enter into the page table what is in use.
