@@ -248,6 +248,8 @@ fn seen_without_program(process: ProcessId) -> Result<ProcessError, ProcError> {
         TraceError::Zombie { pid }.into()
     } else if has_nothing {
         TraceError::Vanished { tid: pid, operation: "looking for its program" }.into()
+    } else if restitch_tracee::is_32_bit_file(pid) {
+        TraceError::ThirtyTwoBit { pid }.into()
     } else {
         ProcessError::NoProgram { pid }
     })

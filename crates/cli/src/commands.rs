@@ -251,10 +251,8 @@ fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
             }
         }
     }
-    for (pid, number, why) in &reverted.kept {
-        println!(
-            "process {pid}: version {number} stays mapped, unused: {why}; run `restitch revert {pid}` again later"
-        );
+    for kept in &reverted.kept {
+        println!("{kept}; run `restitch revert {}` again later", kept.pid);
     }
     Ok(reverted.exit_code().number())
 }

@@ -15,6 +15,7 @@ pub mod modules;
 pub mod no_file;
 pub mod process_family;
 pub mod process_set;
+pub mod reclaim;
 pub mod refusal;
 pub mod sampler;
 pub mod sampling;

@@ -22,14 +22,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Pauses before the tries to unmap retired versions.
-const SWEEP_WAITS: [Duration; 4] =
-    [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(100), Duration::from_millis(300)];
-
-/// After so long it is not tried again: the processes have much memory to look through.
-const LONG_SWEEP: Duration = Duration::from_secs(1);
+use std::time::Instant;
 
 /// One or more live processes whose modules are loaded at the same addresses (they were forked from one
 /// another).
@@ -67,7 +60,7 @@ pub enum GivenBack {
 }
 
 /// Whether a process that had versions has none any more: it is about to end, or executes something else.
-fn has_left(live: &AttachedProcess) -> bool {
+pub(crate) fn has_left(live: &AttachedProcess) -> bool {
     let maps = procfs::maps(live.target().pid()).unwrap_or_default();
     let is_mapped = |start: Avma| maps.iter().any(|m| m.range.start == start);
     let versions = &live.journal().versions;
@@ -83,9 +76,6 @@ impl GivenBack {
         }
     }
 }
-
-/// So long threads may take to leave versions that were taken out for good.
-const LEAVING: Duration = Duration::from_secs(3);
 
 impl ProcessSet {
     /// Opens process `pid`, and with `tree` all processes of its user that run the same program at the same
@@ -465,7 +455,7 @@ impl ProcessSet {
     /// as that can be.
     fn give_up_switch(&mut self, watcher: &mut dyn Watcher) {
         let _ = self.take_back(watcher);
-        self.all_mut().for_each(|live| drop(live.reclaim()));
+        self.reclaim().iter().for_each(|kept| watcher.note(&kept.to_string()));
     }
 
     /// Gives all processes in which there is something of restitch their original code back, those that are
@@ -533,46 +523,6 @@ impl ProcessSet {
             live.may_have_more()?;
         }
         Ok(())
-    }
-
-    /// Unmaps retired versions, in a few tries where they are short. What has to stay comes back with the
-    /// reason.
-    pub fn reclaim(&mut self) -> Vec<(i32, u32, String)> {
-        let (mut kept, begun) = (Vec::new(), Instant::now());
-        for wait in SWEEP_WAITS {
-            if begun.elapsed() > LONG_SWEEP {
-                break;
-            }
-            std::thread::sleep(wait);
-            kept.clear();
-            for live in self.all_mut() {
-                let pid = live.target().pid();
-                // An error means that the process is gone or cannot be stopped now: its retired versions
-                // stay, harmless.
-                if let Ok(report) = live.reclaim() {
-                    kept.extend(report.kept.into_iter().map(|(number, why)| (pid, number, why)));
-                }
-            }
-            if kept.is_empty() {
-                break;
-            }
-        }
-        self.leader.forget_ended();
-        kept
-    }
-
-    /// The same for versions that were just taken out of force for good: threads get a moment to leave what
-    /// they still look into, so that nothing stays behind.
-    pub fn reclaim_patiently(&mut self) -> Vec<(i32, u32, String)> {
-        let end = Instant::now() + LEAVING;
-        loop {
-            let kept = self.reclaim();
-            if kept.is_empty() || Instant::now() > end {
-                return kept;
-            }
-            // Not cut short by a request to end: each look stops the processes.
-            std::thread::sleep(LEAVING / 10);
-        }
     }
 
     /// The counters of version `number`, summed over all processes that have counters of their own.

@@ -51,7 +51,7 @@ pub fn or_given_back<T>(
                     failure: Box::new(failure),
                 });
             }
-            set.reclaim_patiently();
+            set.reclaim_patiently().iter().for_each(|kept| watcher.note(&kept.to_string()));
             format!("process {pid} has its original code again")
         }
         false if set.leader.journal().is_empty() => format!("process {pid} has its original code"),

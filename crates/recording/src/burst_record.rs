@@ -372,7 +372,7 @@ fn trace_process(
     if set.all().any(|live| !live.journal().is_empty()) {
         watcher.note(&process_set::taken_out(set.leader.target().pid()));
         set.switch(&[], VersionKind::Burst, watcher)?;
-        set.reclaim();
+        set.reclaim().iter().for_each(|kept| watcher.note(&kept.to_string()));
     }
     trace_original(set, prepared, duration, tracing, records, watcher)
 }
@@ -762,7 +762,7 @@ fn most(records: &BranchRecords, pid: i32, places: &BTreeMap<Avma, u64>) -> Vec<
 fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<String>, SessionError> {
     if set.is_tree() {
         set.take_back(watcher)?;
-        return Ok(set.reclaim().into_iter().next().map(|(pid, _, why)| format!("process {pid}: {why}")));
+        return Ok(set.reclaim().first().map(|kept| format!("process {}: {}", kept.pid, kept.why)));
     }
     if !set.leader_is_alive() {
         return Ok(None);
@@ -772,7 +772,7 @@ fn take_out(set: &mut ProcessSet, watcher: &mut dyn Watcher) -> Result<Option<St
         Err(error) if has_ended(set, &error) || set.leader.target().has_executed() => return Ok(None),
         Err(error) => return Err(error),
     }
-    Ok(set.reclaim().into_iter().next().map(|(_, _, why)| why))
+    Ok(set.reclaim().into_iter().next().map(|kept| kept.why))
 }
 
 #[cfg(test)]

@@ -197,7 +197,7 @@ fn open_original(pid: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<Proc
     if set.all().any(|live| !live.journal().is_empty()) {
         watcher.note(&taken_out(pid));
         set.take_back(watcher)?;
-        set.reclaim_patiently();
+        set.reclaim_patiently().iter().for_each(|kept| watcher.note(&kept.to_string()));
         heed()?;
     }
     Ok(set)

@@ -22,6 +22,7 @@ use restitch_processes::interrupt::heed;
 use restitch_processes::modules::Chosen;
 use restitch_processes::process_family::{ProcessFamily, at_work};
 use restitch_processes::process_set::{ProcessSet, refuse_unchangeable};
+use restitch_processes::reclaim::KeptVersion;
 use restitch_processes::refusal::with_what_is_left;
 use restitch_processes::sampling::IpSamples;
 use restitch_processes::unfinished::or_given_back;
@@ -288,10 +289,7 @@ fn describe(job: &mut Job<'_>, chosen: &[Chosen], made: &Optimized) {
 fn tell_of_switches(job: &mut Job<'_>, counting: &SwitchReport, switched: &SwitchReport) {
     job.result.warnings.extend(written(job.set.leader.target(), &[counting, switched]));
     job.result.warnings.extend(left_to_preempted(switched));
-    for (pid, number, why) in job.set.reclaim() {
-        let told = format!("process {pid}: version {number} stays mapped, unused: {why}");
-        job.result.warnings.push(told);
-    }
+    job.result.warnings.extend(job.set.reclaim().iter().map(KeptVersion::to_string));
     job.timings.end("unmapping former versions");
     (job.result.outcome, job.result.exit_code) = (Outcome::InForce, ExitCode::Done.number());
 }

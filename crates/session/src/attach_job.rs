@@ -78,7 +78,7 @@ impl Job<'_> {
     /// Gives the processes their original code back.
     pub fn take_back(&mut self) -> Result<(), SessionError> {
         self.set.switch(&[], VersionKind::Optimized, self.watcher)?;
-        self.set.reclaim_patiently();
+        self.set.reclaim_patiently().iter().for_each(|kept| self.watcher.note(&kept.to_string()));
         Ok(())
     }
 }

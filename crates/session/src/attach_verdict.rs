@@ -6,6 +6,7 @@ use restitch_apply_process::VersionKind;
 use restitch_pipeline::{ExitCode, signal_name};
 use restitch_processes::SessionError;
 use restitch_processes::process_set::ProcessSet;
+use restitch_processes::reclaim::KeptVersion;
 use restitch_processes::verdict::{Window, Windows};
 use restitch_report::{Helped, Outcome};
 use restitch_tracee::AskedToEnd;
@@ -40,7 +41,7 @@ pub(crate) fn judge(job: &mut Job<'_>, before: &[Window]) -> Result<(), SessionE
     let is_good = job.result.verdict.as_ref().is_some_and(|verdict| verdict.helped != Helped::No);
     if !is_good && job.options.revert_if_slower {
         job.set.switch(&[], VersionKind::Optimized, job.watcher)?;
-        job.set.reclaim();
+        job.result.warnings.extend(job.set.reclaim().iter().map(KeptVersion::to_string));
         job.result.outcome = Outcome::Reverted;
         job.result.exit_code = ExitCode::TakenBack.number();
     }

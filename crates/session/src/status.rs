@@ -5,8 +5,8 @@ use restitch_apply_process::{AttachedProcess, Journal, JournalVersion, ProcessEr
 use restitch_pipeline::ExitCode;
 use restitch_processes::SessionError;
 use restitch_processes::process_family::families;
-use restitch_processes::process_set::GivenBack;
-use restitch_processes::process_set::{ProcessSet, process_of};
+use restitch_processes::process_set::{GivenBack, ProcessSet, process_of};
+use restitch_processes::reclaim::KeptVersion;
 use restitch_procfs as procfs;
 use restitch_tracee::Memory;
 use restitch_x86::patch::Patch;
@@ -245,8 +245,8 @@ fn given_back(set: &mut ProcessSet, wanted: &dyn Fn(&AttachedProcess) -> bool) -
 pub struct Reverted {
     /// What became of each process, the named one first.
     pub processes: Vec<(i32, GivenBack)>,
-    /// Versions that stay mapped, unused: process, number, reason.
-    pub kept: Vec<(i32, u32, String)>,
+    /// Versions that stay mapped.
+    pub kept: Vec<KeptVersion>,
 }
 
 impl Reverted {

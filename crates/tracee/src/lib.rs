@@ -82,7 +82,7 @@ pub use memory::Memory;
 pub use not_started::{NotStarted, find_program};
 pub use registers::{PendingRestart, Registers};
 pub use seccomp::{may_read_filters, refuse_by_filters};
-pub use seize::{StopOptions, preflight, settle_stragglers};
+pub use seize::{StopOptions, is_32_bit_file, preflight, settle_stragglers};
 pub use shared_memory::refuse_shared_memory;
 pub use status::ExitStatus;
 pub use step::StepEnd;

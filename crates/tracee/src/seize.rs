@@ -184,7 +184,8 @@ fn already_traced(pid: i32, tracer: i32) -> TraceError {
     TraceError::AlreadyTraced { pid, tracer, name }
 }
 
-fn is_32_bit_file(pid: i32) -> bool {
+/// Whether the program of process `pid` is a 32-bit ELF file; not so if its file cannot be read.
+pub fn is_32_bit_file(pid: i32) -> bool {
     let mut ident = [0; 5];
     let opened = procfs::open_executable(pid).ok();
     let read = opened.and_then(|mut opened| opened.file.read_exact(&mut ident).ok());
