@@ -161,7 +161,7 @@ class Toggling:
             while not self.stop.is_set():
                 code, text, took = attach(self.machine, self.pid, self.tree, self.seconds, self.ALLOWED)
                 if code == 4 and not self.renewed:
-                    alive(self.pid, "the process", wanted=False)
+                    alive(self.pid, f"the process ({text.strip()})", wanted=False)
                     return
                 self.codes[code] = self.codes.get(code, 0) + 1
                 if VERBOSE:

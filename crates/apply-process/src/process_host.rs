@@ -15,7 +15,7 @@ use crate::threads::in_between;
 use restitch_address::{Avma, AvmaRange};
 use restitch_emit::LARGE_PAGE;
 use restitch_procfs::{self as procfs, Mapping};
-use restitch_tracee::{Batch, Borrow, Memory, RemoteFd, Stopped, TraceError, collapse_pages};
+use restitch_tracee::{AloneInMemory, Batch, Borrow, Memory, RemoteFd, Stopped, TraceError, collapse_pages};
 use std::time::Duration;
 
 /// A process.
@@ -23,6 +23,8 @@ pub(crate) struct ProcessHost<'a> {
     pub target: &'a Target,
     /// Where a borrowed thread makes its calls.
     pub stub: &'a StubSite,
+    /// What was seen of its memory before.
+    pub alone: AloneInMemory,
     /// It is held still already, until the stop that is asked for first is over.
     pub held: Option<Stopped>,
 }
@@ -68,7 +70,7 @@ impl Host for ProcessHost<'_> {
     fn stop(&mut self, leaving: &[InstalledVersion]) -> Result<Stopped, ProcessError> {
         match self.held.take() {
             Some(stopped) => Ok(stopped),
-            None => stop_at_boundaries(self.target.pid(), leaving),
+            None => stop_alone_at_boundaries(self.target.pid(), self.alone, leaving),
         }
     }
 
@@ -77,22 +79,34 @@ impl Host for ProcessHost<'_> {
     }
 }
 
-/// Stops all threads where a version has original equivalents, by trying again: such windows are a few
-/// instructions long. (Stepping out of them is no way: a thread that is being stepped when this program is
-/// killed ends by SIGTRAP.) After many tries it is accepted; the version is kept then.
-fn stop_at_boundaries(pid: i32, leaving: &[InstalledVersion]) -> Result<Stopped, ProcessError> {
-    const MOST_TRIES: u32 = 40;
-    let mut stopped = Stopped::seize_all_to_borrow(pid)?;
-    for attempt in 1..MOST_TRIES {
-        if !in_between(&stopped, leaving)? {
-            break;
+/// Stops all threads where a version has original equivalents, and nobody else works in the memory, by trying
+/// again: such windows are a few instructions long, and such processes mostly live for a moment. (Stepping
+/// out of the windows is no way: a thread that is being stepped when this program is killed ends by SIGTRAP.)
+/// After many tries a window is accepted, and the version is kept then.
+///
+/// # Errors
+/// If the process cannot be stopped; [`TraceError::SharedMemory`] after many tries.
+fn stop_alone_at_boundaries(
+    pid: i32,
+    alone: AloneInMemory,
+    leaving: &[InstalledVersion],
+) -> Result<Stopped, ProcessError> {
+    const MOST_TRIES: u64 = 40;
+    let mut attempt = 1;
+    loop {
+        let stopped = Stopped::seize_all_to_borrow(pid)?;
+        let shared = alone.verify_stopped();
+        if shared.is_ok() && (attempt >= MOST_TRIES || !in_between(&stopped, leaving)?) {
+            return Ok(stopped);
         }
         stopped.resume();
+        if attempt >= MOST_TRIES {
+            shared?;
+        }
         // Odd times, so as not to meet a loop at the same place again and again.
-        std::thread::sleep(Duration::from_micros(37 * u64::from(attempt)));
-        stopped = Stopped::seize_all_to_borrow(pid)?;
+        std::thread::sleep(Duration::from_micros(37 * attempt));
+        attempt += 1;
     }
-    Ok(stopped)
 }
 
 /// Asks for large pages where a version is made for them. What comes of it is no matter of right or wrong:

@@ -34,7 +34,7 @@ use crate::threads::{ThreadView, hidden_returns, survey};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_emit::MapPiece;
 use restitch_procfs::{Mapping, Pagemap};
-use restitch_tracee::{Batch, StopTimes, Stopped, TraceError, refuse_shared_memory};
+use restitch_tracee::{AloneInMemory, Batch, StopTimes, Stopped, TraceError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -138,8 +138,9 @@ fn first_stop<'a>(
 ) -> Result<(Vec<&'a InstalledVersion>, Spared), ProcessError> {
     let stub = stub_site(attached.now(), |_| false)?;
     let mut candidates = Vec::new();
-    let shared = refuse_shared_memory(attached.target.pid()).err().map(|error| error.to_string());
+    let alone = AloneInMemory::verify(attached.target.pid());
     let mut stopped = Stopped::seize_all_to_borrow(attached.target.pid())?;
+    let shared = alone.and_then(|alone| alone.verify_stopped()).err().map(|error| error.to_string());
     let maps = stopped.maps()?;
     let threads = survey(&stopped, walker, &maps)?;
     let hidden = shared.or_else(|| hidden_returns(&threads, &maps));
@@ -194,8 +195,9 @@ fn take_out<'a>(
     report: &mut ReclaimReport,
 ) -> Result<Vec<&'a InstalledVersion>, ProcessError> {
     let stub = stub_site(attached.now(), |_| false)?;
-    let shared = refuse_shared_memory(attached.target.pid()).err().map(|error| error.to_string());
+    let alone = AloneInMemory::verify(attached.target.pid());
     let mut stopped = Stopped::seize_all_to_borrow(attached.target.pid())?;
+    let shared = alone.and_then(|alone| alone.verify_stopped()).err().map(|error| error.to_string());
     let maps = stopped.maps()?;
     let threads = survey(&stopped, walker, &maps)?;
     let hidden = shared.or_else(|| hidden_returns(&threads, &maps));

@@ -31,7 +31,7 @@ use crate::target::Target;
 use crate::threads::{ThreadView, forbidden_sites, move_in, move_out, survey};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_procfs::{self as procfs, Mapping};
-use restitch_tracee::{StopTimes, Stopped, TraceError, refuse_shared_memory};
+use restitch_tracee::{AloneInMemory, StopTimes, Stopped, TraceError};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -147,7 +147,7 @@ fn try_switch(
 ) -> Result<SwitchReport, ProcessError> {
     attached.target.process.verify()?;
     attached.lock()?;
-    refuse_shared_memory(attached.target.pid())?;
+    let alone = AloneInMemory::verify(attached.target.pid())?;
     attached.renew()?;
     refuse_moved(&attached.target, incoming, &procfs::maps(attached.target.pid())?)?;
     forget_gone(attached)?;
@@ -170,7 +170,7 @@ fn try_switch(
         false => list(&preparation.journal, attached)?,
     }
     drop(writing);
-    let mut host = ProcessHost { target: &target, stub: &plan.stub, held };
+    let mut host = ProcessHost { target: &target, stub: &plan.stub, alone, held };
     switch_on(&mut host, attached, &target, &plan, preparation)
 }
 

@@ -64,7 +64,8 @@ pub struct Attach {
     #[arg(long)]
     pub dry_run: bool,
     /// Also optimize all processes of the same user that run the same program; those forked later start in
-    /// the new layout. Where only children of PID work, after executing themselves anew, these.
+    /// the new layout. Where only children of PID work, another
+    /// user's or after executing themselves anew, these, and PID if it has the same addresses.
     #[arg(long)]
     pub tree: bool,
     /// Undo the new layout (exit code 8) if it was measured to be slower, or could not be measured. One that

@@ -26,13 +26,19 @@ fn is_root() -> bool {
 
 /// At the same addresses in all processes.
 fn hostile_program() -> Option<PathBuf> {
+    hostile_in("-DHOSTILE=2")
+}
+
+/// One of its own for each `define`: `--tree` takes all processes of a program and a user, those of other
+/// tests as well.
+fn hostile_in(define: &str) -> Option<PathBuf> {
     let header = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/hostile.h");
-    stoppable("switch.c", &["-O2", "-pthread", "-fno-pie", "-no-pie", "-DHOSTILE=2", "-include", header])
+    stoppable("switch.c", &["-O2", "-pthread", "-fno-pie", "-no-pie", define, "-include", header])
 }
 
 /// The program, hostile in this way with this file.
 fn start(what: &str, file: &Path, count: &Path) -> Option<Target> {
-    let program = hostile_program()?;
+    let program = if what == "server" { hostile_in("-DHOSTILE=3") } else { hostile_program() }?;
     let text = |path: &Path| path.display().to_string();
     let environment = [
         ("RESTITCH_TEST_HOSTILE", what),
@@ -307,7 +313,7 @@ fn a_tree_is_of_one_user() {
     attached.expect(code::DONE);
     let said = attached.stdout.clone() + &attached.stderr;
     let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.contains("of other users") && said.contains(&others), "{said}");
+    assert!(said.contains("that other users run") && said.contains(&others), "{said}");
     assert!(said.contains(&USER.to_string()), "{said}");
     assert!(!look::ours(of_root.pid()).is_empty(), "that of the same user was not taken along: {said}");
     assert_eq!(look::ours(stranger.pid()), [], "somebody else's process was changed");
@@ -322,24 +328,37 @@ fn a_tree_is_of_one_user() {
     }
 }
 
-/// Whose first process waits, and whose workers are another user's: these are taken, and given back with it.
+/// Whose first process waits, and whose workers are another user's: these are taken, the first process with
+/// them, since it is named, so that workers that it forks later are in the layout; and all are given back.
 #[test]
 fn workers_of_another_user_are_taken_where_the_named_process_waits() {
     let unused = scratch();
     let Some(mut server) = start("server", unused.path(), unused.path()) else { return };
     let restitch = Restitch::new();
     let path = format!("/proc/{0}/task/{0}/children", server.pid());
-    let worker = || std::fs::read_to_string(&path).expect("it lives").trim().parse::<u32>().ok();
-    let worker = wait_until(PATIENCE, worker).expect("it has one");
+    let workers = |count: usize| {
+        let all = std::fs::read_to_string(&path).expect("it lives");
+        let all: Vec<u32> = all.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+        (all.len() == count).then_some(all)
+    };
+    wait_until(PATIENCE, || workers(1)).expect("it has one");
     let attached = restitch.attach(server.pid(), &["--tree"]);
     attached.expect(code::DONE);
-    assert!(!look::ours(worker).is_empty(), "{}", attached.stderr);
     if is_root() {
-        assert_eq!(look::ours(server.pid()), [], "it is of another user");
         assert!(attached.stderr.contains("hardly works"), "{}", attached.stderr);
     }
-    common::revert_tree_until(&restitch, server.pid(), |_| look::ours(worker).is_empty());
-    assert_eq!(look::differences(worker), []);
+    assert!(!attached.stdout.contains("other users run"), "{}", attached.stdout);
+    assert!(
+        Command::new("kill").args(["-USR1", &server.pid().to_string()]).status().expect("kill").success()
+    );
+    let workers = wait_until(PATIENCE, || workers(2)).expect("another one comes");
+    for pid in workers.iter().chain([&server.pid()]) {
+        assert!(!look::differences(*pid).is_empty(), "{pid} is not in the layout: {}", attached.stderr);
+    }
+    common::revert_tree_until(&restitch, server.pid(), |_| {
+        workers.iter().chain([&server.pid()]).all(|pid| look::ours(*pid).is_empty())
+    });
+    assert!(workers.iter().chain([&server.pid()]).all(|pid| look::differences(*pid).is_empty()));
     server.stop();
 }
 

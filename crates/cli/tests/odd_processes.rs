@@ -32,6 +32,24 @@ fn a_process_goes_on_without_its_first_thread() {
     target.stop();
 }
 
+/// Children that have its memory, and are no threads, come and go: it is changed while there is none, or
+/// refused.
+#[test]
+fn children_that_share_the_memory_for_a_moment_do_no_harm() {
+    let built = require!(stoppable("odd/sharing.c", &["-O2"]), "a C compiler");
+    let (restitch, mut target) = (Restitch::new(), Target::start(&built));
+    for _ in 0..4 {
+        let attached = restitch.attach(target.pid(), &[]);
+        if attached.status.code() != Some(code::DONE) {
+            expect_message(&attached, code::REFUSED, &["shares its memory with process"]);
+        }
+        target.assert_computing(&attached.stderr);
+        let reverted = restitch.revert(target.pid());
+        target.assert_computing(&reverted.stderr);
+    }
+    target.stop();
+}
+
 #[test]
 fn branches_of_a_process_without_its_first_thread_are_recorded() {
     let mut target = require!(without_leader(), "a C compiler");

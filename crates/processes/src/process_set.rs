@@ -16,6 +16,7 @@ use restitch_pipeline::neighbours::Neighbours;
 use restitch_pipeline::{ExitCode, Watcher};
 use restitch_procfs as procfs;
 use restitch_profile::{Vote, add_votes};
+use restitch_report::counted;
 use restitch_tracee::TraceError;
 use std::cell::LazyCell;
 use std::cmp::Reverse;
@@ -38,6 +39,8 @@ pub struct ProcessSet {
     tree: bool,
     /// The named process.
     named: i32,
+    /// One of another user that belongs to it all the same.
+    joined: Option<i32>,
     /// Files of the modules, read once for all processes.
     images: ImageCache,
     /// Processes of other users that run the program, with their users: they stay as they are.
@@ -119,7 +122,7 @@ impl ProcessSet {
     /// Looks at them anew.
     pub fn look_again(&mut self) -> Result<(), SessionError> {
         let images = std::mem::take(&mut self.images);
-        *self = Self::leader_alone(self.named, self.tree, images)?;
+        *self = Self { joined: self.joined, ..Self::leader_alone(self.named, self.tree, images)? };
         self.refresh()
     }
 
@@ -136,11 +139,23 @@ impl ProcessSet {
             dir,
             tree,
             named: pid,
+            joined: None,
             images,
             strangers,
             unopened,
             ticks,
         })
+    }
+
+    /// Takes process `pid` along, whosever it is, if it runs the program at the same addresses: it was named,
+    /// though another one of its family leads.
+    ///
+    /// # Errors
+    /// As [`ProcessSet::refresh`].
+    pub fn join(&mut self, pid: i32) -> Result<(), SessionError> {
+        self.joined = Some(pid);
+        self.strangers.remove(&pid);
+        self.refresh()
     }
 
     /// Finds processes that have come meanwhile: with `tree` all of the same program and user, else children
@@ -160,7 +175,8 @@ impl ProcessSet {
             if known.contains(&candidate.pid) {
                 continue;
             }
-            let is_stranger = self.tree && users_of(candidate.pid) != users;
+            let is_stranger =
+                self.tree && self.joined != Some(candidate.pid) && users_of(candidate.pid) != users;
             if is_stranger && !forked.contains(&candidate) {
                 self.note_stranger(candidate.pid);
                 continue;
@@ -194,7 +210,8 @@ impl ProcessSet {
         let of_others = self.of_other_users();
         let first = self.unopened.iter().next().map(|(pid, why)| {
             let count = self.unopened.len();
-            format!("--tree leaves {count} process(es) as they are that run the program; of {pid}: {why}")
+            let count = counted(count as u64, "other process");
+            format!("--tree leaves {count} of the program as before; of {pid}: {why}")
         });
         of_others.into_iter().chain(first).collect()
     }
@@ -214,8 +231,9 @@ impl ProcessSet {
         let (count, ends) =
             (self.strangers.len(), if self.strangers.len() > MOST_NAMED { ", ..." } else { "" });
         Some(format!(
-            "--tree leaves {count} process(es) of other users as they are that run the program ({}{ends}; {first} has the user numbers {real}, \
+            "--tree leaves {} of the program as before that other users run ({}{ends}; {first} has the user numbers {real}, \
              {effective}, {saved}: real, effective, saved); `restitch attach {first} --tree` is for it and those of its user",
+            counted(count as u64, "process"),
             named.join(", ")
         ))
     }

@@ -56,8 +56,8 @@ pub use obstacle::{Access, obstacle};
 pub use pages::{MappingFlags, PageState, Pagemap, large_page_bytes, mapping_flags, names_a_watcher};
 pub use present::{PageRun, Residents, Wanted};
 pub use process::{
-    ProcessId, RunDelay, Thread, auxv, descendants, executable_path, heap_start, maps, processes,
-    processes_mapping, shows_own_namespace, stack_start, status, thread_cpu_time, thread_stat, thread_status,
-    threads,
+    ProcessId, RunDelay, Thread, auxv, descendants, executable_path, heap_start, last_number, maps,
+    processes, processes_mapping, shows_own_namespace, stack_start, status, thread_cpu_time, thread_stat,
+    thread_status, threads,
 };
 pub use status::{ProcessState, Stat, Status, parse_run_delay, parse_schedstat, parse_stat};

@@ -101,6 +101,12 @@ pub fn processes() -> Result<Vec<i32>, ProcError> {
     numbers_in(0, Path::new("/proc"))
 }
 
+/// The number that a process or thread got last, of those that the reader can see; `None` where the kernel
+/// does not tell (`CONFIG_CHECKPOINT_RESTORE`).
+pub fn last_number() -> Option<i32> {
+    std::fs::read_to_string("/proc/sys/kernel/ns_last_pid").ok()?.trim().parse().ok()
+}
+
 /// The memory map of process `pid`, ascending by address. Empty for kernel threads and zombies.
 pub fn maps(pid: i32) -> Result<Vec<Mapping>, ProcError> {
     let parse = |path: PathBuf| {

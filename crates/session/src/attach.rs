@@ -103,6 +103,9 @@ fn open(
 ) -> Result<(ProcessSet, RunResult), SessionError> {
     refuse_unchangeable(family.leader)?;
     let mut set = ProcessSet::open_to_change(family.leader, options.tree)?;
+    if family.leader != options.pid {
+        set.join(options.pid)?;
+    }
     set.retargeted_slots = options.slots;
     let mut result = RunResult::new("attach", target_of(&set));
     result.warnings.extend(family.warnings());

@@ -17,36 +17,78 @@ use std::time::Duration;
 
 /// How long a process that was just made by `vfork` may take to execute its program.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// Where more numbers were given in between, all processes are asked about.
+const MOST_ASKED: i32 = 2000;
+
+/// A process whose memory nobody else worked in when it was looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct AloneInMemory {
+    pid: i32,
+    /// The number that a process or thread got last before that; `None` if it is not known.
+    last: Option<i32>,
+}
+
+impl AloneInMemory {
+    /// Refuses a process whose memory another process works in that is not stopped with it.
+    ///
+    /// # Errors
+    /// [`TraceError::SharedMemory`]; if the process or `/proc` cannot be read.
+    pub fn verify(pid: i32) -> Result<Self, TraceError> {
+        let mut patience = Patience::new(PATIENCE);
+        loop {
+            let alone = Self { pid, last: procfs::last_number() };
+            let sharers = sharers(pid, procfs::processes()?);
+            let Some(&other) = sharers.first().filter(|_| sharers.len() > vfork_parents(pid)) else {
+                return Ok(alone);
+            };
+            if patience.is_over() {
+                return Err(shared(pid, other));
+            }
+            patience.pause();
+        }
+    }
+
+    /// The same once more while all threads of the process are stopped, so that it makes no others: it may
+    /// have made one since. Only numbers that were given since are asked about.
+    ///
+    /// # Errors
+    /// As [`AloneInMemory::verify`], at once.
+    pub fn verify_stopped(&self) -> Result<(), TraceError> {
+        let since = self.last.zip(procfs::last_number());
+        let made = match since {
+            // (Numbers begin anew at their limit.)
+            Some((last, now)) if (0..MOST_ASKED).contains(&(now - last)) => (last + 1..=now).collect(),
+            _ => procfs::processes()?,
+        };
+        match sharers(self.pid, made).first() {
+            Some(&other) => Err(shared(self.pid, other)),
+            None => Ok(()),
+        }
+    }
+}
 
 /// Refuses a process whose memory another process works in that is not stopped with it.
 ///
 /// # Errors
-/// [`TraceError::SharedMemory`]; if the process or `/proc` cannot be read.
+/// As [`AloneInMemory::verify`].
 pub fn refuse_shared_memory(pid: i32) -> Result<(), TraceError> {
-    let mut patience = Patience::new(PATIENCE);
-    loop {
-        let sharers = sharers(pid)?;
-        let Some(&other) = sharers.first().filter(|_| sharers.len() > vfork_parents(pid)) else {
-            return Ok(());
-        };
-        if patience.is_over() {
-            let name = procfs::status(other).map_or_else(|_| "unknown".to_owned(), |status| status.name);
-            return Err(TraceError::SharedMemory { pid, other, name });
-        }
-        patience.pause();
-    }
+    AloneInMemory::verify(pid).map(drop)
 }
 
-/// The other processes that have the memory of process `pid`, ascending.
+fn shared(pid: i32, other: i32) -> TraceError {
+    let name = procfs::status(other).map_or_else(|_| "unknown".to_owned(), |status| status.name);
+    TraceError::SharedMemory { pid, other, name }
+}
+
+/// Those of `all` that have the memory of process `pid`, and are none of its threads.
 ///
 /// Kernel threads, and processes that end, have none of user space: to `kcmp` all of these are alike, and
 /// like a `pid` that ends.
-fn sharers(pid: i32) -> Result<Vec<i32>, TraceError> {
+fn sharers(pid: i32, mut all: Vec<i32>) -> Vec<i32> {
     let holder = procfs::holder(pid);
-    let mut all = procfs::processes()?;
-    let works_in_memory = |other| procfs::status(other).is_ok_and(|status| status.has_memory);
-    all.retain(|&other| other != pid && sys::has_memory_of(other, holder) && works_in_memory(other));
-    Ok(all)
+    let is_other = |other| procfs::status(other).is_ok_and(|it| it.has_memory && it.tgid != Some(pid));
+    all.retain(|&other| other != pid && sys::has_memory_of(other, holder) && is_other(other));
+    all
 }
 
 /// How many threads of a process wait for a vfork child each.
@@ -65,7 +107,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("it starts");
         let (own, other) = (std::process::id() as i32, child.id() as i32);
         assert!(!sys::has_memory_of(other, own));
-        assert_eq!(sharers(other).expect("it lives"), [0; 0]);
+        assert_eq!(sharers(other, procfs::processes().expect("readable")), [0; 0]);
         assert!(refuse_shared_memory(other).is_ok());
         child.kill().and_then(|()| child.wait()).expect("ours");
         // (Where the call is not permitted, nothing is seen.)
@@ -83,8 +125,9 @@ mod tests {
         };
         let (mut one, mut other) = (ended(), ended());
         // (To the kernel they have the same: none.)
-        assert_eq!(sharers(one.id() as i32).expect("it is not forgotten yet"), [0; 0]);
-        assert_eq!(sharers(other.id() as i32).expect("it is not forgotten yet"), [0; 0]);
+        let all = procfs::processes().expect("readable");
+        assert_eq!(sharers(one.id() as i32, all.clone()), [0; 0]);
+        assert_eq!(sharers(other.id() as i32, all), [0; 0]);
         one.wait().and_then(|_| other.wait()).expect("ours");
     }
 }

@@ -5,7 +5,8 @@ mod common;
 use common::Target;
 use restitch_address::Avma;
 use restitch_tracee::{
-    Backing, Memory, Placement, Protection, StopOptions, Stopped, StubPlace, TraceError, settle_stragglers,
+    AloneInMemory, Backing, Memory, Placement, Protection, StopOptions, Stopped, StubPlace, TraceError,
+    settle_stragglers,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,6 +24,41 @@ fn a_process_whose_first_thread_has_ended_is_stopped_and_borrowed_from() {
     drop(borrow);
     drop(stopped);
     target.assert_ok();
+}
+
+/// One that has come since the first look is seen in the stop, and one that has gone is not.
+#[test]
+fn who_comes_to_share_the_memory_is_seen_in_the_stop() {
+    let Some(target) = Target::start("special", &["shares"]) else { return };
+    let pid = target.pid();
+    let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let alone = AloneInMemory::verify(pid).unwrap();
+    for comes in [true, false, true] {
+        let signal = std::process::Command::new("kill").args(["-USR1", &pid.to_string()]).status().unwrap();
+        assert!(signal.success());
+        while children().trim().is_empty() == comes {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let stopped = Stopped::seize_all(pid).unwrap();
+        let seen = alone.verify_stopped();
+        stopped.resume();
+        if comes && seen.is_ok() && !knows_sharers() {
+            eprintln!("SKIPPED: kcmp is not permitted here");
+            return;
+        }
+        let shares = matches!(&seen, Err(TraceError::SharedMemory { other, .. })
+            if children().trim() == other.to_string());
+        assert!(if comes { shares } else { seen.is_ok() }, "{seen:?}");
+        assert_eq!(AloneInMemory::verify(pid).is_ok(), !comes);
+    }
+    target.assert_ok();
+}
+
+/// Whether the kernel tells who has the same memory.
+fn knows_sharers() -> bool {
+    let own = i64::from(std::process::id());
+    // SAFETY: all arguments are numbers.
+    unsafe { libc::syscall(libc::SYS_kcmp, own, own, 1i64, 0i64, 0i64) == 0 }
 }
 
 #[test]

@@ -2,9 +2,11 @@
 #ifndef HOSTILE_H
 #define HOSTILE_H
 
+#include <errno.h>
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +40,13 @@ static void *hostile_exchange(void *unused) {
         }
 }
 
+static volatile sig_atomic_t hostile_workers;
+
+static void hostile_reload(int signal) {
+    (void)signal;
+    hostile_workers++;
+}
+
 static void hostile_user(void) {
     if (getuid() == 0 && (setgid(HOSTILE_USER) || setuid(HOSTILE_USER) || prctl(PR_SET_DUMPABLE, 1))) _exit(3);
 }
@@ -48,15 +57,22 @@ __attribute__((constructor)) static void hostile(void) {
     if (strcmp(what, "user") == 0) {
         hostile_user();
     } else if (strcmp(what, "server") == 0) {
-        /* As servers do: the first process waits, and one of another user works. */
+        /* As servers do: the first process waits, and one of another user works; at SIGUSR1 a new one comes. */
+        struct sigaction reload = {.sa_handler = hostile_reload};
+        sigaction(SIGUSR1, &reload, NULL);
         while (clock() < CLOCKS_PER_SEC / 5) {}
-        pid_t worker = fork();
-        int status = 0;
-        if (worker > 0) {
-            while (waitpid(worker, &status, 0) != worker) {}
-            _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 4);
+        int worst = 42, status;
+        for (hostile_workers = 1;;) {
+            if (hostile_workers > 0) {
+                hostile_workers--;
+                if (fork() == 0) break;
+            }
+            pid_t ended = waitpid(-1, &status, 0);
+            if (ended > 0 && status != 42 << 8) worst = 4;
+            if (ended < 0 && errno == ECHILD) _exit(worst);
         }
         hostile_user();
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
     } else if (strcmp(what, "exchange") == 0) {
         pthread_t thread;
         /* No right to read or write the victim is needed for that. */

@@ -3,12 +3,16 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 __asm__(".text; .balign 16; .globl padding; padding: .skip 128, 0xcc");
@@ -55,6 +59,32 @@ static void watched(void) {
     printf("ready %p\n", (void *)pages);
     fflush(stdout);
 }
+/* Works in the same memory, and is no thread. */
+static int sharer(void *unused) {
+    (void)unused;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) pause();
+    return 0;
+}
+static void wake(int signal) { (void)signal; }
+/* At each SIGUSR1 such a child comes, or goes again, until the input ends. */
+static int shares(void) {
+    static char stack[16384] __attribute__((aligned(16)));
+    struct sigaction waking = {.sa_handler = wake};
+    char byte;
+    pid_t child = 0;
+    sigaction(SIGUSR1, &waking, NULL);
+    ready();
+    while (read(0, &byte, 1) < 0) {
+        if (child > 0) {
+            if (kill(child, SIGKILL) || waitpid(child, 0, 0) != child) return 1;
+            child = 0;
+        } else if ((child = clone(sharer, stack + sizeof stack, CLONE_VM | SIGCHLD, 0)) < 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
 int main(int argc, char **argv) {
     char byte;
     if (argc < 2) return 2;
@@ -68,6 +98,8 @@ int main(int argc, char **argv) {
     } else if (strcmp(argv[1], "watched") == 0) {
         watched();
         if (read(0, &byte, 1) != 0) return 1;
+    } else if (strcmp(argv[1], "shares") == 0) {
+        if (shares() != 0) return 1;
     } else if (strcmp(argv[1], "vfork") == 0) {
         /* The child lives until a file is there. It says that the program is ready: the parent waits then, or is about to. */
         if (vfork() == 0) {
