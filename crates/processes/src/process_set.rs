@@ -16,6 +16,7 @@ use restitch_pipeline::neighbours::Neighbours;
 use restitch_pipeline::{ExitCode, Watcher};
 use restitch_procfs as procfs;
 use restitch_profile::{Vote, add_votes};
+use restitch_report::counted;
 use restitch_tracee::TraceError;
 use std::cell::LazyCell;
 use std::cmp::Reverse;
@@ -193,8 +194,8 @@ impl ProcessSet {
     pub fn left_out(&self) -> Vec<String> {
         let of_others = self.of_other_users();
         let first = self.unopened.iter().next().map(|(pid, why)| {
-            let count = self.unopened.len();
-            format!("--tree leaves {count} process(es) as they are that run the program; of {pid}: {why}")
+            let left = counted(self.unopened.len() as u64, "process");
+            format!("--tree leaves alone {left} that run the program; of {pid}: {why}")
         });
         of_others.into_iter().chain(first).collect()
     }
@@ -211,10 +212,10 @@ impl ProcessSet {
         const MOST_NAMED: usize = 3;
         let (first, [real, effective, saved]) = self.strangers.iter().next()?;
         let named: Vec<String> = self.strangers.keys().take(MOST_NAMED).map(i32::to_string).collect();
-        let (count, ends) =
-            (self.strangers.len(), if self.strangers.len() > MOST_NAMED { ", ..." } else { "" });
+        let left = counted(self.strangers.len() as u64, "process");
+        let ends = if self.strangers.len() > MOST_NAMED { ", ..." } else { "" };
         Some(format!(
-            "--tree leaves {count} process(es) of other users as they are that run the program ({}{ends}; {first} has the user numbers {real}, \
+            "--tree leaves alone {left} of other users that run the program ({}{ends}; {first} has the user numbers {real}, \
              {effective}, {saved}: real, effective, saved); `restitch attach {first} --tree` is for it and those of its user",
             named.join(", ")
         ))
