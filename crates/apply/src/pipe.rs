@@ -1,6 +1,6 @@
-//! Pipes, whose other end may be long in coming: opening, reading and writing wait for it in the kernel, where
-//! a handler of signals that lets calls go on cannot end the wait. So they are opened without waiting, and it
-//! is looked again and again whether this program was asked to end.
+//! Pipes, whose other end may be long in coming: opening, reading and writing wait for it in the kernel,
+//! where a handler of signals that lets calls go on cannot end the wait. So they are opened without waiting,
+//! and it is looked again and again whether this program was asked to end.
 //!
 //! Only pipes whose other end this user, root or whoever started this program holds are waited for (see
 //! [`end_of`]).

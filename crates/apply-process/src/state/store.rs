@@ -31,8 +31,8 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// The directory that `RESTITCH_STATE_DIR` names, if it is not empty, else `/var/lib/restitch` for root or a directory of the
-    /// user's own in `/var/tmp` or `/tmp`. It is made if it is not there.
+    /// The directory that `RESTITCH_STATE_DIR` names, if it is not empty, else `/var/lib/restitch` for root,
+    /// or a directory of the user's own in `/var/tmp` or `/tmp`. It is made if it is not there.
     ///
     /// # Errors
     /// If none can be made or written.
