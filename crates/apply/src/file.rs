@@ -4,12 +4,11 @@
 //! that was found, wherever the path leads meanwhile.
 
 use crate::pipe::{IsAsked, open_to_write};
-use crate::resolve::{End, Place, end_of, place_of};
+use crate::resolve::{End, Place, end_of, itself, place_of};
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat, renameat, unlinkat};
 use std::ffi::OsString;
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -62,11 +61,11 @@ fn write_at(place: Place, bytes: &[u8], mode: u32, existing: Existing, outlives:
 
 /// Writes what the user asked for, to where `path` leads, by links too, but for those of other users: a file
 /// as [`write_atomically`] does, in place of one that is there; what is no file (a pipe, a terminal,
-/// `/dev/stdout`) as it is.
+/// `/dev/stdout`) as it is, but for pipes of other users.
 ///
 /// # Errors
-/// The system's reason, that a link is not followed, or [`GivenUp`](crate::GivenUp) where nobody reads a
-/// pipe; a file that was there is as before.
+/// The system's reason, that a link is not followed or a pipe not waited for, or
+/// [`GivenUp`](crate::GivenUp) where nobody reads it; a file that was there is as before.
 pub fn write_result(
     path: &Path,
     bytes: &[u8],
@@ -105,11 +104,6 @@ pub fn can_be_written(path: &Path, is_asked: IsAsked<'_>) -> io::Result<()> {
         }
         End::Place(place) => Temporary::write(place, &[], 0o600, Outlives::Death).map(drop),
     }
-}
-
-/// The name of the very file behind a descriptor, which may be this thread's alone.
-fn itself(object: &impl AsRawFd) -> String {
-    format!("/proc/thread-self/fd/{}", object.as_raw_fd())
 }
 
 /// Finds out whether [`write_atomically`] can make a file beside `path`, by making one under another name,

@@ -1,26 +1,29 @@
-//! Pipes with a name, whose other end may be long in coming: opening one waits for it in the kernel, where a
-//! handler of signals that lets calls go on cannot end the wait. So they are opened without waiting, and it
-//! is looked again and again whether this program was asked to end.
+//! Pipes, whose other end may be long in coming: opening, reading and writing wait for it in the kernel,
+//! where a handler of signals that lets calls go on cannot end the wait. So they are opened without waiting,
+//! and it is looked again and again whether this program was asked to end.
+//!
+//! Only pipes whose other end this user, root or whoever started this program holds are waited for (see
+//! [`end_of`]).
 //!
 //! The end of a pipe is its end only once somebody has written to it: until then, poll(2) says nothing.
 
 use crate::read::{NONBLOCK, read_bounded};
+use crate::resolve::{End, end_of, itself};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether this program was asked to end: whoever waits, gives up then.
 pub type IsAsked<'a> = &'a dyn Fn() -> bool;
 
 /// The reason that an error of [`read_pipe`] and of writing has where this program was asked to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("nobody was at the other end of the pipe")]
+#[error("nobody was at work at the other end of the pipe")]
 pub struct GivenUp;
 
 impl GivenUp {
@@ -38,33 +41,38 @@ impl GivenUp {
 /// How long it is waited at most until it is looked whether this program was asked to end.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Who takes nothing for so long is not waited for any more once this program was asked to end. Until then a
+/// reader at work gets what that request has ended.
+const TAKING: Duration = Duration::from_millis(500);
+
 /// What is written to a pipe until its last writer has closed it: `most` bytes at most.
 ///
 /// # Errors
-/// [`GivenUp`] if this program was asked to end before, [`ErrorKind::FileTooLarge`] for more, else the
-/// system's reason.
+/// [`GivenUp`] if this program was asked to end before, [`ErrorKind::FileTooLarge`] for more,
+/// [`ErrorKind::PermissionDenied`] with words for another user's pipe, else the system's reason.
 pub fn read_pipe(path: &Path, most: u64, is_asked: IsAsked<'_>) -> io::Result<Vec<u8>> {
-    let pipe = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
+    let End::Object(object) = end_of(path)? else {
+        let why = "it was a pipe just now and is a file; try again";
+        return Err(io::Error::new(ErrorKind::InvalidInput, why));
+    };
+    let pipe = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(itself(&object))?;
     read_bounded(&mut Waiting { pipe, is_asked }, 0, most)
 }
 
 /// A pipe that is waited for.
-struct Waiting<'a> {
+pub(crate) struct Waiting<'a> {
     pipe: File,
     is_asked: IsAsked<'a>,
 }
 
 impl Waiting<'_> {
-    /// Waits until there is something to read, or no writer any more.
-    fn wait(&self) -> io::Result<()> {
+    /// Whether it can be read or written, or has lost its other end, after [`LOOK`] at the latest.
+    fn is_ready(&self, what: PollFlags) -> io::Result<bool> {
         let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-        loop {
-            let mut ends = [PollFd::new(&self.pipe, PollFlags::IN)];
-            match poll(&mut ends, Some(&look)) {
-                Ok(0) | Err(Errno::INTR) => GivenUp::or_go_on(self.is_asked)?,
-                Ok(_) => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
+        match poll(&mut [PollFd::new(&self.pipe, what)], Some(&look)) {
+            Ok(0) | Err(Errno::INTR) => Ok(false),
+            Ok(_) => Ok(true),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -72,7 +80,9 @@ impl Waiting<'_> {
 impl Read for Waiting<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         loop {
-            self.wait()?;
+            while !self.is_ready(PollFlags::IN)? {
+                GivenUp::or_go_on(self.is_asked)?;
+            }
             match self.pipe.read(bytes) {
                 // Somebody else has read it.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -82,35 +92,53 @@ impl Read for Waiting<'_> {
     }
 }
 
-/// Opens what is no file as `options` say, for writing to it: a pipe once somebody reads it.
+impl Write for Waiting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let begun = Instant::now();
+        loop {
+            while !self.is_ready(PollFlags::OUT)? {
+                GivenUp::or_go_on(&|| begun.elapsed() >= TAKING && (self.is_asked)())?;
+            }
+            match self.pipe.write(bytes) {
+                // Somebody else has filled it.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                written => return written,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Opens what is no file as `options` say, for writing to it: a pipe once somebody reads it. Writing to it
+/// waits for whoever reads, until this program was asked to end ([`GivenUp`]).
 ///
 /// # Errors
 /// [`GivenUp`] if this program was asked to end before, else the system's reason.
-pub(crate) fn open_to_write(path: &str, options: &OpenOptions, is_asked: IsAsked<'_>) -> io::Result<File> {
-    if !std::fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo()) {
-        return options.open(path);
-    }
-    let mut at_once = options.clone();
-    at_once.custom_flags(NONBLOCK);
-    let pipe = loop {
-        match at_once.open(path) {
-            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+pub(crate) fn open_to_write<'a>(
+    path: &str,
+    options: &OpenOptions,
+    is_asked: IsAsked<'a>,
+) -> io::Result<Waiting<'a>> {
+    let is_pipe = std::fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo());
+    let options = options.clone().custom_flags(NONBLOCK).clone();
+    loop {
+        match options.open(path) {
+            Err(error) if is_pipe && error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
                 GivenUp::or_go_on(is_asked)?;
                 sleep(LOOK);
             }
-            opened => break opened?,
+            opened => return Ok(Waiting { pipe: opened?, is_asked }),
         }
-    };
-    // What is written waits for the reader.
-    fcntl_setfl(&pipe, fcntl_getfl(&pipe)? - OFlags::NONBLOCK)?;
-    Ok(pipe)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::cell::Cell;
-    use std::io::Write;
     use std::path::PathBuf;
 
     fn pipe_in(folder: &tempfile::TempDir) -> PathBuf {
@@ -163,7 +191,7 @@ mod tests {
         let text = pipe.to_str().unwrap();
         let mut options = OpenOptions::new();
         options.write(true);
-        let error = open_to_write(text, &options, &asked_at(3)).unwrap_err();
+        let error = open_to_write(text, &options, &asked_at(3)).err().expect("nobody reads");
         assert!(GivenUp::is_in(&error), "{error}");
         let reader = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(&pipe).unwrap();
         let mut writer = open_to_write(text, &options, &|| true).unwrap();
@@ -172,5 +200,39 @@ mod tests {
         let mut read = String::new();
         (&reader).read_to_string(&mut read).unwrap();
         assert_eq!(read, "text");
+    }
+
+    #[test]
+    fn a_full_pipe_that_nobody_reads_is_waited_for_until_this_program_is_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = pipe_in(&folder);
+        let _reader = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(&pipe).unwrap();
+        let is_asked = asked_at(3);
+        let mut writer =
+            open_to_write(pipe.to_str().unwrap(), OpenOptions::new().append(true), &is_asked).unwrap();
+        let error = writer.write_all(&vec![7; 4 << 20]).unwrap_err();
+        assert!(GivenUp::is_in(&error), "{error}");
+    }
+
+    /// What a request to end has ended goes to a reader at work all the same.
+    #[test]
+    fn a_reader_at_work_gets_all_though_this_program_is_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = pipe_in(&folder);
+        let reader = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(&pipe).unwrap();
+        let mut writer =
+            open_to_write(pipe.to_str().unwrap(), OpenOptions::new().append(true), &|| true).unwrap();
+        // More than a pipe holds.
+        let all = vec![7; 1 << 20];
+        let read = std::thread::scope(|scope| {
+            let reading = scope.spawn(move || {
+                let mut reader = Waiting { pipe: reader, is_asked: &|| false };
+                read_bounded(&mut reader, 0, 2 << 20).unwrap()
+            });
+            writer.write_all(&all).unwrap();
+            drop(writer);
+            reading.join().unwrap()
+        });
+        assert_eq!(read, all);
     }
 }

@@ -8,12 +8,15 @@
 //! Links are followed by the rule that the kernel has for shared folders (`fs.protected_symlinks`,
 //! proc_sys_fs(5)), in all folders: only if the link's owner is this user, root or the folder's owner. The
 //! last name says which file is replaced: there only links of this user's and root's are followed.
+//!
+//! A pipe makes whoever opens it wait for its other end: the same holds for those with a name
+//! (`fs.protected_fifos`, also there). Pipes that this program was given open may be anybody's.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -43,6 +46,11 @@ enum Last {
     Itself,
 }
 
+/// The name of the very file behind a descriptor, which may be this thread's alone.
+pub(crate) fn itself(object: &impl AsRawFd) -> String {
+    format!("/proc/thread-self/fd/{}", object.as_raw_fd())
+}
+
 /// The folder that the path names, and its last name, which is not looked at.
 ///
 /// # Errors
@@ -57,7 +65,7 @@ pub(crate) fn place_of(path: &Path) -> io::Result<Place> {
 /// Where the path leads, by links at its end too.
 ///
 /// # Errors
-/// As for [`place_of`]; if it leads to a folder; or in circles.
+/// As for [`place_of`]; if it leads to a folder, in circles, or to another user's pipe.
 pub(crate) fn end_of(path: &Path) -> io::Result<End> {
     walk(path, Last::Followed)
 }
@@ -118,7 +126,9 @@ fn walk(path: &Path, last: Last) -> io::Result<End> {
             FileType::RegularFile if is_last => return Ok(End::Place(Place { folder, name })),
             _ if is_last => {
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                return Ok(End::Object(openat(&folder, &name, flags, Mode::empty())?));
+                let object = openat(&folder, &name, flags, Mode::empty())?;
+                may_wait_for(&object, &shown)?;
+                return Ok(End::Object(object));
             }
             _ => return Err(io::ErrorKind::NotADirectory.into()),
         }
@@ -161,11 +171,28 @@ fn look(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<Stat>> {
 
 /// Whether a link in `folder` is to be followed; else its owner.
 fn may_follow(folder: &OwnedFd, link: &Stat, is_last: bool) -> Result<(), u32> {
-    let own = rustix::process::geteuid().as_raw();
     let is_folders =
         || !is_last && rustix::fs::fstat(folder).is_ok_and(|folder| folder.st_uid == link.st_uid);
-    let may = [0, own].contains(&link.st_uid) || is_folders();
-    if may { Ok(()) } else { Err(link.st_uid) }
+    if is_trusted(link.st_uid) || is_folders() { Ok(()) } else { Err(link.st_uid) }
+}
+
+/// Whether a user is this program's, or root.
+fn is_trusted(user: u32) -> bool {
+    [0, rustix::process::geteuid().as_raw()].contains(&user)
+}
+
+/// That this is no pipe whose other end another user may keep everybody waiting at.
+fn may_wait_for(object: &OwnedFd, path: &Path) -> io::Result<()> {
+    let about = rustix::fs::fstat(object)?;
+    let (is_pipe, owner) = (FileType::from_raw_mode(about.st_mode) == FileType::Fifo, about.st_uid);
+    if !is_pipe || is_trusted(owner) {
+        return Ok(());
+    }
+    let path = path.display();
+    let why = format!(
+        "{path} is a pipe of another user (number {owner}), which is not waited for; name another path, or have the shell open it if it is meant (/dev/stdout with > {path}, /dev/stdin with < {path})"
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 fn foreign_link(path: &Path, owner: u32) -> io::Error {
@@ -285,5 +312,36 @@ mod tests {
         lchown(base.join("theirs/link"), Some(0), None).unwrap();
         assert_eq!(why("theirs/link"), "", "our own");
         assert_eq!(place_of(&base.join("link")).unwrap().name, "link", "what is replaced itself");
+    }
+
+    /// Which pipes are opened: those of others only if they were given open.
+    #[test]
+    fn pipes_of_others_are_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().canonicalize().unwrap().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert_eq!(ends(&pipe), Err("an object".into()), "our own");
+        let (reader, _writer) = io::pipe().unwrap();
+        let anonymous = PathBuf::from(format!("/proc/self/fd/{}", reader.as_raw_fd()));
+        assert_eq!(ends(&anonymous), Err("an object".into()));
+        if fs::metadata(&pipe).unwrap().uid() != 0 {
+            println!("SKIPPED: only root can give files away");
+            return;
+        }
+        lchown(&pipe, Some(65533), None).unwrap();
+        let link = folder.path().join("link");
+        symlink("pipe", &link).unwrap();
+        for path in [&pipe, &link] {
+            let why = ends(path).unwrap_err();
+            assert!(
+                why.contains(&format!("{} is a pipe of another user (number 65533)", pipe.display())),
+                "{why}"
+            );
+        }
+        rustix::fs::fchown(&reader, Some(rustix::fs::Uid::from_raw(65533)), None).unwrap();
+        assert_eq!(ends(&anonymous), Err("an object".into()), "whoever started this program made it");
+        let open = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+        let by_number = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        assert_eq!(ends(&by_number), Err("an object".into()), "opened before");
     }
 }

@@ -80,7 +80,7 @@ fn begin_wanted(cache: &Cache, path: &Path, past: &Past, background: bool) -> Re
     // The session that wants it may still be ending.
     let mut begun = begin_once(cache, path, past);
     for _ in 0..if background { ATTEMPTS } else { 0 } {
-        if !matches!(&begun, Err(PipelineError::NothingToDo(why)) if why == work::BUSY) {
+        if !begun.as_ref().is_err_and(work::is_busy) {
             break;
         }
         std::thread::sleep(RESUME);

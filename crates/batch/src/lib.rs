@@ -43,6 +43,7 @@ pub use observe::Usage;
 pub use report::{BatchReport, Left, Optimized, Runs};
 pub use trial::{Outcome as TrialOutcome, Times, Trial};
 pub use upkeep::{CountingModule, Verdict};
+pub use work::is_busy;
 
 use budget::{Budget, COUNTING_COSTS, IdleCores, begin_cost, optimize_cost, own_seconds};
 use build::Build;
@@ -55,6 +56,7 @@ use observe::{Observer, Seen};
 use pace::Pace;
 use restitch_layout::LayoutChoice;
 use restitch_pipeline::Watcher;
+use restitch_report::counted;
 use restitch_tracee::{Foreground, NotStarted};
 use sample_cost::SampleCost;
 use std::collections::{BTreeMap, BTreeSet};
@@ -639,8 +641,8 @@ impl Session {
             Message::Suspended(path) => drop(self.suspended.insert(path)),
             Message::Done(entry) => {
                 let done = if entry.layout.is_empty() { "profiled" } else { "optimized" };
-                let runs = entry.profiled_runs;
-                watcher.note(&format!("{} is {done}, from {runs} runs", entry.path.display()));
+                let runs = counted(entry.profiled_runs, "run");
+                watcher.note(&format!("{} is {done}, from {runs}", entry.path.display()));
                 // Another build may be there by now.
                 if self.builds.get(&entry.path).is_none_or(|build| entry.is_of(build)) {
                     self.done.insert(entry.path.clone(), *entry);

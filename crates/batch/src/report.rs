@@ -5,6 +5,7 @@ use crate::cache::Entry;
 use crate::fit::left_by_name;
 use crate::observe::{FREQUENCY, Mode, Seen, Usage};
 use crate::{LEAST_SECONDS, Session, WORTH};
+use restitch_report::counted;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -214,10 +215,10 @@ impl Session {
         let most = modules.max_by_key(|seen| seen.samples);
         Some(match most.filter(|seen| seen.samples > 0) {
             Some(most) => format!(
-                "nothing has used the {LEAST_SECONDS} s of processor time from which on it is told of: {} has used most, {:.2} s in {} runs",
+                "nothing has used the {LEAST_SECONDS} s of processor time from which on it is told of: {} has used most, {:.2} s in {}",
                 most.path.display(),
                 most.seconds(),
-                most.begun
+                counted(most.begun, "run")
             ),
             None => "no program or library was seen at work: too little processor time was used".into(),
         })

@@ -11,6 +11,7 @@
 //! that are seen to pay have no trial: nothing is lost by it there.
 
 use restitch_preload::{HELD_OUT_AT, PAGE};
+use restitch_report::counted;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -135,15 +136,15 @@ impl Trial {
     pub(crate) fn said_of(&self, path: &Path) -> String {
         let (saved, within) = self.saved().unwrap_or_default();
         let share = |seconds: f64| 100.0 * seconds / self.held_out.mean().max(f64::MIN_POSITIVE);
-        let runs = self.held_out.runs;
+        let runs = counted(self.held_out.runs, "run");
         let found = match self.outcome {
             Some(Outcome::Slower) => format!(
-                "its runs take {:.1} % longer (+- {:.1}) in optimized code than {runs} runs of the original beside them: it was taken back",
+                "its runs take {:.1} % longer (+- {:.1}) in optimized code than {runs} of the original beside them: it was taken back",
                 share(-saved),
                 share(within)
             ),
             Some(Outcome::Faster) => format!(
-                "its runs take {:.1} % less time (+- {:.1}) in optimized code than {runs} runs of the original beside them",
+                "its runs take {:.1} % less time (+- {:.1}) in optimized code than {runs} of the original beside them",
                 share(saved),
                 share(within)
             ),

@@ -24,6 +24,11 @@ use std::sync::Arc;
 /// Why a module is left to others.
 pub(crate) const BUSY: &str = "another session is working on it";
 
+/// Whether it is for now, as another session works on it, that nothing came of a module.
+pub fn is_busy(error: &PipelineError) -> bool {
+    matches!(error, PipelineError::NothingToDo(why) if why == BUSY)
+}
+
 /// Why nothing is counted. With few samples that is chance: see [`is_due`](super::usage::is_due).
 pub(crate) const UNCOUNTED: &str = "none of its code that was seen running can be counted";
 

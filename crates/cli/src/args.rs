@@ -4,7 +4,7 @@ use crate::attach_args::Attach;
 use crate::kernel::KernelCommand;
 use crate::layout_names::LayoutNames;
 use crate::process_number::process_number;
-use crate::seconds::seconds;
+use crate::seconds::{seconds, some_seconds};
 use crate::switch::Switch;
 use crate::version_args::{LAYOUT, VersionArgs};
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
@@ -115,7 +115,7 @@ pub enum Command {
     /// Watch restitch speed up a built-in program while it runs.
     Demo {
         /// Seconds before the change, and again after it.
-        #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+        #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = some_seconds)]
         seconds: f64,
     },
     /// Give processes their original code back when the restitch that works on them is killed; it is on
@@ -190,7 +190,7 @@ pub struct Record {
     #[arg(long, requires = "pid")]
     pub tree: bool,
     /// Seconds of sampling and counting together.
-    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = some_seconds)]
     pub duration: f64,
     /// The profile file. Its ending chooses the format, as for `restitch profile convert`; any other is
     /// restitch's own.

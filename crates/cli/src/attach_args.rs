@@ -1,6 +1,6 @@
 //! The options of `attach` and `run`.
 
-use crate::seconds::seconds;
+use crate::seconds::{seconds, some_seconds};
 use crate::version_args::{LAYOUT, VersionArgs};
 use clap::{Args as ClapArgs, ValueEnum};
 use restitch_session::{AttachOptions, Metric, RetargetedSlots};
@@ -49,7 +49,7 @@ pub struct Attach {
     pub overhead: f64,
     /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the
     /// profile has settled, after 6 seconds at most.
-    #[arg(long, help_heading = PROFILE, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, help_heading = PROFILE, value_name = "SECONDS", value_parser = some_seconds)]
     pub duration: Option<f64>,
     /// Seconds of measuring after the change, for the verdict; with --profile also before it.
     #[arg(long, help_heading = VERDICT, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
@@ -64,8 +64,8 @@ pub struct Attach {
     #[arg(long)]
     pub dry_run: bool,
     /// Also optimize all processes of the same user that run the same program; those forked later start in
-    /// the new layout. Where only children of PID work, another
-    /// user's or after executing themselves anew, these, and PID if it has the same addresses.
+    /// the new layout. Where only children of PID work, another user's or after executing themselves anew,
+    /// these, and PID if it has the same addresses.
     #[arg(long)]
     pub tree: bool,
     /// Undo the new layout (exit code 8) if it was measured to be slower, or could not be measured. One that

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use restitch_batch::cache::{Cache, MOST_BYTES, check_export};
 use restitch_batch::config::Config;
 use restitch_batch::{
-    BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, optimize_pending,
+    BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, is_busy, optimize_pending,
 };
 use restitch_report::{counted, visible_line};
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, layout_choice, write_result};
@@ -343,6 +343,11 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
                 let said = match outcome {
                     Ok(Outcome::Optimized(_)) => "optimized".into(),
                     Ok(Outcome::Counting) => "its next runs count".into(),
+                    Err(error) if is_busy(&error) => {
+                        format!(
+                            "{error}; `restitch cache list` says what has come of it when that session has ended"
+                        )
+                    }
                     Err(error) => error.to_string(),
                 };
                 println!("{}: {said}", path.display());
@@ -353,7 +358,10 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
             let (removed, unknown) = cache.forget(modules);
             println!("{} removed", counted(removed as u64, "module"));
             if !unknown.is_empty() {
-                let why = format!("nothing in the cache is named {}", unknown.join(", "));
+                let why = format!(
+                    "nothing in the cache is named {}; `restitch cache list` says what is there",
+                    unknown.join(", ")
+                );
                 return Err(SessionError::nothing_to_do(why));
             }
         }

@@ -5,7 +5,7 @@ use crate::kernel_find::{FindOptions, find};
 use crate::kernel_groups::{count, find_and_hold, hold, revert, run_in_force, write_group};
 use crate::outputs::check_outputs;
 use crate::process_number::process_number;
-use crate::seconds::seconds;
+use crate::seconds::{seconds, some_seconds};
 use crate::sources::percent;
 use clap::{Args, Subcommand, ValueEnum};
 use restitch_apply::Why;
@@ -151,7 +151,7 @@ pub struct WalkOptions {
           conflicts_with_all = ["functions", "order"])]
     pub hottest: Option<HowMany>,
     /// Count each level of callees for so many seconds.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value_t = 5.0,
+    #[arg(long, value_name = "SECONDS", value_parser = some_seconds, default_value_t = 5.0,
           conflicts_with_all = ["order", "counts", "write"])]
     pub count_for: f64,
     /// Count at most while this process runs. What the kernel does for others meanwhile is counted as well.
@@ -181,7 +181,7 @@ pub struct CountOptions {
     #[arg(long, value_name = "CALLS", default_value_t = 0)]
     pub callees: usize,
     /// Count for so many seconds.
-    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, default_value_t = 20.0)]
+    #[arg(long = "for", value_name = "SECONDS", value_parser = some_seconds, default_value_t = 20.0)]
     pub time: f64,
     /// Write the counts here, for `restitch kernel position --counts`. They fit the kernel until the machine
     /// starts again.

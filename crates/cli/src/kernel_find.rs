@@ -3,7 +3,7 @@
 use crate::child::{child, exit_status};
 use crate::process_number::process_number;
 use crate::progress::Progress;
-use crate::seconds::seconds;
+use crate::seconds::some_seconds;
 use crate::sources::percent;
 use clap::Args;
 use restitch_kernel::TimeReport;
@@ -23,7 +23,7 @@ pub struct FindOptions {
     #[arg(long, value_name = "PID", value_parser = process_number, conflicts_with = "command")]
     pub pid: Option<i32>,
     /// Sample for so many seconds.
-    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds, default_value_t = 10.0,
+    #[arg(long = "for", value_name = "SECONDS", value_parser = some_seconds, default_value_t = 10.0,
           conflicts_with = "command")]
     pub time: f64,
     /// Show functions below which at least this share of the time is spent.

@@ -41,13 +41,15 @@ impl Outputs<'_> {
     }
 
     /// Prints the result for people, or as JSON, and writes it to files where asked for. The exit code: what
-    /// was to be done is done, so what could not be written makes a success only a failure, and a message
-    /// says what holds.
+    /// was to be done is done, so what could not be written makes a success only a failure (or the end that
+    /// was asked for meanwhile), and a message says what holds.
     pub fn publish(&self, result: &RunResult) -> i32 {
         let unwritten = self.write_files(result);
         self.print(result);
         match self.say_unwritten(&unwritten, &self.done(result)) {
-            false if result.exit_code == ExitCode::Done.number() => ExitCode::Failure.number(),
+            false if result.exit_code == ExitCode::Done.number() => {
+                AskedToEnd::signal().map_or(ExitCode::Failure, ExitCode::of_signal).number()
+            }
             _ => result.exit_code,
         }
     }

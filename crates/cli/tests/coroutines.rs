@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{PATIENCE, Restitch, Target, code, look, stoppable, with_time};
+use common::{PATIENCE, Restitch, Target, code, expect_message, look, stoppable, with_time};
 use restitch_testkit::{scratch, wait_until};
 use std::process::Command;
 
@@ -147,4 +147,22 @@ fn a_coroutine_comes_back_on_a_stack_below_the_stack_pointer() {
 #[test]
 fn a_coroutine_comes_back_on_a_stack_below_a_thread_s_stack_pointer() {
     rests(&["-DBELOW", "-DTHREAD"]);
+}
+
+/// A coroutine rests in a layout: it is taken out and stays mapped, and bursts are refused with what has
+/// become of the process.
+#[test]
+fn what_has_to_stay_of_a_layout_is_told_when_bursts_are_asked_for() {
+    let Some(program) = stoppable("resting.c", &["-O2", "-pthread"]) else { return };
+    let (restitch, mut target) = (Restitch::new(), Target::start(&program));
+    restitch.attach(target.pid(), &[]).expect(code::DONE);
+    tell(&mut target, "resting");
+    let refused = restitch.attach(target.pid(), &["--source", "burst"]);
+    let parts = ["has its original code, but version", "stays mapped", "try again later", "--source trace"];
+    expect_message(&refused, code::FAILURE, &parts);
+    assert!(!refused.stderr.contains("take them out first"), "{}", refused.stderr);
+    assert_eq!(look::differences_but_hook(target.pid()), []);
+    tell(&mut target, "working");
+    target.assert_computing("after it was refused");
+    target.stop();
 }

@@ -313,7 +313,7 @@ fn a_tree_is_of_one_user() {
     attached.expect(code::DONE);
     let said = attached.stdout.clone() + &attached.stderr;
     let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.contains("that other users run") && said.contains(&others), "{said}");
+    assert!(said.contains("of other users") && said.contains(&others), "{said}");
     assert!(said.contains(&USER.to_string()), "{said}");
     assert!(!look::ours(of_root.pid()).is_empty(), "that of the same user was not taken along: {said}");
     assert_eq!(look::ours(stranger.pid()), [], "somebody else's process was changed");
@@ -347,7 +347,7 @@ fn workers_of_another_user_are_taken_where_the_named_process_waits() {
     if is_root() {
         assert!(attached.stderr.contains("hardly works"), "{}", attached.stderr);
     }
-    assert!(!attached.stdout.contains("other users run"), "{}", attached.stdout);
+    assert!(!attached.stdout.contains("of other users"), "{}", attached.stdout);
     assert!(
         Command::new("kill").args(["-USR1", &server.pid().to_string()]).status().expect("kill").success()
     );
@@ -400,6 +400,39 @@ fn links_of_others_in_place_of_outputs_are_not_followed() {
     symlink(&victim, &link).expect("free");
     instrument(&link).expect(code::DONE);
     assert!(link.is_symlink() && std::fs::read(&victim).expect("there").starts_with(b"\x7fELF"));
+}
+
+/// A pipe of somebody else in place of an input or output is not waited for, and one that was given open is.
+#[test]
+fn pipes_of_others_are_not_waited_for() {
+    if !is_root() {
+        return restitch_testkit::skipped("only root can run as another user");
+    }
+    let Some(program) = stoppable("switch.c", &["-O2"]) else { return };
+    let (folder, restitch) = (scratch(), Restitch::new());
+    let pipe = folder.path().join("pipe");
+    if !make_fifo(&pipe) {
+        return restitch_testkit::skipped("no mkfifo");
+    }
+    std::os::unix::fs::chown(&pipe, Some(USER), Some(USER)).expect("root may");
+    let profile = folder.path().join("profile");
+    let (theirs, own) = (pipe.to_str().expect("text"), profile.to_str().expect("text"));
+    let program = program.to_str().expect("text");
+    for arguments in [
+        &["instrument", "--counts", own, "-o", theirs, program][..],
+        &["optimize", program, "--profile", theirs, "-o", own],
+    ] {
+        let refused = restitch.run(arguments);
+        expect_message(&refused, code::FAILURE, &["pipe of another user", &USER.to_string(), "another path"]);
+        assert!(!refused.stderr.contains("check the permissions"), "{}", refused.stderr);
+    }
+    // Both ends, so that nobody waits.
+    let ends = || File::options().read(true).write(true).open(&pipe).expect("root may");
+    let mut taking = Command::new("cat");
+    let _taking = Guarded::spawn(taking.stdin(ends()).stdout(Stdio::null())).expect("cat");
+    let mut command = restitch.command(&["instrument", "--counts", own, "-o", "/dev/stdout", program]);
+    let status = command.stdout(ends()).stderr(Stdio::null()).status().expect("it starts");
+    assert_eq!(status.code(), Some(code::DONE));
 }
 
 /// A state directory in which, or above which, somebody else can exchange things is refused.

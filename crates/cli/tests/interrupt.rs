@@ -230,6 +230,31 @@ fn pipes_at_whose_other_end_nobody_is_do_not_keep_it_from_ending() {
 }
 
 #[test]
+fn a_full_pipe_that_nobody_reads_does_not_keep_it_from_ending() {
+    let mut target = require!(switch(), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // A reader, and so much that there is no room for more.
+    let mut full = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    std::io::Write::write_all(&mut full, &[0; 1 << 16]).unwrap();
+    let (pid, path) = (target.pid().to_string(), pipe.to_str().unwrap());
+    let working = Working::start(&restitch, &["attach", &pid, "--measure", "0", "--json", path]);
+    await_version(&restitch, &target, "optimized");
+    let opened = || {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", working.pid())).ok()?;
+        files.flatten().find(|file| std::fs::read_link(file.path()).is_ok_and(|end| end == pipe))
+    };
+    wait_until(PATIENCE, opened).expect("it opens the pipe");
+    send("TERM", working.pid());
+    let done = working.finish();
+    done.expect(128 + TERM);
+    assert!(done.stderr.contains("ended by SIGTERM") && done.stderr.contains(path), "{}", done.stderr);
+    target.assert_computing("while a pipe was full");
+    target.stop();
+}
+
+#[test]
 fn a_recording_that_is_ended_before_there_is_anything_says_that_there_is_no_profile() {
     let (restitch, folder) = (Restitch::new(), scratch());
     let file = folder.path().join("it.profile");

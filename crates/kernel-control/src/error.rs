@@ -8,8 +8,9 @@ use rustix::io::Errno;
 pub enum ControlError {
     /// The control module is not loaded.
     #[error(
-        "the kernel has no control module of restitch: build it for this kernel (dkms install \
-         restitch-kernel) and load it (modprobe restitch-kernel)"
+        "the kernel has no control module of restitch; build and load it ({}); `restitch kernel doctor` says what \
+         else is needed",
+        restitch_report::CONTROL_MODULE
     )]
     NoControl,
     /// This user may not, or the kernel takes no modules.

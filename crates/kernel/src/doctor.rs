@@ -1,6 +1,6 @@
 //! What a kernel allows, and the commands that would allow more.
 
-use crate::error::KernelError;
+use crate::error::{KernelError, WITH_MEMORY};
 use crate::source::Source;
 use crate::symbols::Symbols;
 use serde::Serialize;
@@ -162,7 +162,7 @@ impl<'a> Look<'a> {
             remedy: state.err().map(|error| match error {
                 _ if is_locked => "reboot without lockdown=confidentiality".into(),
                 KernelError::Read { source, .. } if source.kind() == ErrorKind::NotFound => {
-                    "boot a kernel with CONFIG_PROC_KCORE".into()
+                    WITH_MEMORY.into()
                 }
                 _ => "run restitch as root, outside of the container".into(),
             }),
@@ -356,9 +356,7 @@ impl<'a> Look<'a> {
             remedy: match (is_loaded, is_built) {
                 (true, _) => None,
                 (false, true) => Some("sudo modprobe restitch-kernel".into()),
-                (false, false) => Some(
-                    "sudo dkms add kernel/module && sudo dkms install restitch-kernel/0.1.0 && sudo modprobe restitch-kernel, in restitch's source".into(),
-                ),
+                (false, false) => Some(restitch_report::CONTROL_MODULE.into()),
             },
         }
     }

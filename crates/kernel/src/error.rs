@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// A file could not be read.
-    #[error("reading {}: {source}{}", path.display(), advice(source))]
+    #[error("reading {}: {source}{}", path.display(), advice_on(path, source))]
     Read {
         /// The file.
         path: PathBuf,
@@ -86,6 +86,16 @@ impl KernelError {
     }
 }
 
+/// What brings the kernel's memory, where there is no file of it.
+pub(crate) const WITH_MEMORY: &str = "boot a kernel with CONFIG_PROC_KCORE";
+
+fn advice_on(path: &Path, source: &io::Error) -> String {
+    match source.kind() {
+        io::ErrorKind::NotFound if path.ends_with("proc/kcore") => format!("; {WITH_MEMORY}"),
+        _ => advice(source).into(),
+    }
+}
+
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -97,4 +107,19 @@ fn advice(source: &io::Error) -> &'static str {
 
 fn suggestion(similar: &[String]) -> String {
     if similar.is_empty() { String::new() } else { format!("; it has {}", similar.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_a_file_of_its_memory_has_a_next_step() {
+        let said = |path: &str| {
+            let source = io::ErrorKind::NotFound.into();
+            KernelError::Read { path: path.into(), source }.to_string()
+        };
+        assert!(said("/proc/kcore").ends_with("; boot a kernel with CONFIG_PROC_KCORE"));
+        assert!(!said("/proc/kallsyms").contains("boot"));
+    }
 }

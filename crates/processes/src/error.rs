@@ -92,6 +92,19 @@ pub enum SessionError {
         /// Why.
         why: String,
     },
+    /// Bursts were to be recorded where a retired version has to stay mapped.
+    #[error(
+        "process {pid} has its original code, but version {number} stays mapped in it, unused: {why}; bursts are \
+         recorded only where no other version is mapped; try again later, or use --source trace or count"
+    )]
+    Stays {
+        /// The process.
+        pid: i32,
+        /// The version.
+        number: u32,
+        /// Why it stays.
+        why: String,
+    },
     /// The process has ended before the work on it was done.
     #[error("process {pid} ended {when}")]
     Ended {
@@ -224,7 +237,8 @@ impl SessionError {
             | Self::OtherNamespace => ExitCode::Refused,
             Self::NothingMoves { .. } => ExitCode::NothingToDo,
             Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
-            Self::Panicked { .. } => ExitCode::Failure,
+            // A layout may have been taken out before.
+            Self::Panicked { .. } | Self::Stays { .. } => ExitCode::Failure,
             Self::NotGivenBack { error, .. } | Self::Unwritten { error, .. } => error.exit_code(),
         }
     }

@@ -209,9 +209,8 @@ impl ProcessSet {
     pub fn left_out(&self) -> Vec<String> {
         let of_others = self.of_other_users();
         let first = self.unopened.iter().next().map(|(pid, why)| {
-            let count = self.unopened.len();
-            let count = counted(count as u64, "other process");
-            format!("--tree leaves {count} of the program as before; of {pid}: {why}")
+            let left = counted(self.unopened.len() as u64, "process");
+            format!("--tree leaves alone {left} of the program; of {pid}: {why}")
         });
         of_others.into_iter().chain(first).collect()
     }
@@ -228,12 +227,11 @@ impl ProcessSet {
         const MOST_NAMED: usize = 3;
         let (first, [real, effective, saved]) = self.strangers.iter().next()?;
         let named: Vec<String> = self.strangers.keys().take(MOST_NAMED).map(i32::to_string).collect();
-        let (count, ends) =
-            (self.strangers.len(), if self.strangers.len() > MOST_NAMED { ", ..." } else { "" });
+        let left = counted(self.strangers.len() as u64, "process");
+        let ends = if self.strangers.len() > MOST_NAMED { ", ..." } else { "" };
         Some(format!(
-            "--tree leaves {} of the program as before that other users run ({}{ends}; {first} has the user numbers {real}, \
+            "--tree leaves alone {left} of the program, of other users ({}{ends}; {first} has the user numbers {real}, \
              {effective}, {saved}: real, effective, saved); `restitch attach {first} --tree` is for it and those of its user",
-            counted(count as u64, "process"),
             named.join(", ")
         ))
     }

@@ -12,7 +12,7 @@
 
 use crate::branch_records::BranchRecords;
 use crate::burst_versions::Versions;
-use restitch_apply_process::{AttachedProcess, Target, VersionKind};
+use restitch_apply_process::{AttachedProcess, JournalVersion, Target, VersionKind};
 use restitch_processes::SessionError;
 use restitch_processes::process_set::{ProcessSet, incoming};
 use restitch_processes::refusal::refuse_shadow_stack;
@@ -67,6 +67,7 @@ impl Members {
     ) -> Result<(), SessionError> {
         let before: Vec<i32> = std::mem::take(&mut self.list).into_iter().map(|member| member.pid).collect();
         if !set.is_tree() {
+            refuse_others(set)?;
             let pid = set.leader.target().pid();
             let hold = is_command && set.leader.journal().is_empty();
             let held = hold.then(|| Stopped::seize_all(pid).ok()).flatten();
@@ -154,6 +155,24 @@ impl Members {
             }
         }
         Ok(sum)
+    }
+}
+
+/// Refuses a process in which a retired version of another kind has to stay mapped, beside which no tracing
+/// version comes ([`AttachedProcess::map_tracing`]). Its threads get a moment to leave it.
+fn refuse_others(set: &mut ProcessSet) -> Result<(), SessionError> {
+    let is_other = |v: &JournalVersion| v.kind != VersionKind::Burst;
+    let journal = set.leader.journal();
+    if !journal.patches.is_empty() || !journal.versions.iter().any(is_other) {
+        return Ok(());
+    }
+    let pid = set.leader.target().pid();
+    let kept = set.reclaim_patiently();
+    let others: Vec<u32> =
+        set.leader.journal().versions.iter().filter(|v| is_other(v)).map(|v| v.number).collect();
+    match kept.into_iter().find(|kept| kept.pid == pid && others.contains(&kept.number)) {
+        Some(kept) => Err(SessionError::Stays { pid, number: kept.number, why: kept.why }),
+        None => Ok(()),
     }
 }
 

@@ -35,3 +35,6 @@ pub use text::{WIDTH, message, paragraph};
 pub use units::{bytes, count, counted, ending};
 pub use verdict::{Better, Helped, Outcome, Verdict};
 pub use visible::{visible, visible_json, visible_line};
+
+/// What builds and loads the kernel's control module, as a next step for the user.
+pub const CONTROL_MODULE: &str = "sudo dkms add kernel/module && sudo dkms install restitch-kernel/0.1.0 && sudo modprobe restitch-kernel, in restitch's source";

@@ -17,6 +17,7 @@ use restitch_processes::source::SourceChoice;
 use restitch_processes::verdict::{Window, Windows};
 use restitch_profile::{Derived, Profile};
 use restitch_report as report;
+use restitch_report::counted;
 use std::time::{Duration, Instant};
 
 /// What there is to lay out, and by what.
@@ -246,10 +247,9 @@ fn by_counting(
     heed()?;
     for (c, m) in counting.iter().zip(chosen.iter()) {
         let name = m.path.file_name().unwrap_or_default().to_string_lossy();
-        let (samples, functions, counters) = (m.samples, c.functions, c.counted.len());
-        job.watcher.note(&format!(
-            "{name}: {samples} samples, counting {functions} functions with {counters} counters"
-        ));
+        let (samples, functions) = (counted(m.samples, "sample"), counted(c.functions as u64, "function"));
+        let counters = counted(c.counted.len() as u64, "counter");
+        job.watcher.note(&format!("{samples} in {name}: counting {functions} with {counters}"));
     }
     let (derived, switch, time) = count(job.set, chosen, &counting, &versions, length, job.watcher)?;
     job.timings.end("counting");

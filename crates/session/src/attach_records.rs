@@ -16,6 +16,7 @@ use restitch_recording::branch_result::{known, sparse};
 use restitch_recording::burst_record::{Code, Tracing, trace_and_take_out};
 use restitch_recording::sampled_record::Rate;
 use restitch_recording::trace_record::{relatives, tell_left_out};
+use restitch_report::counted;
 use restitch_trace::{TraceOptions, TraceReport, trace_together};
 use restitch_tracee::AskedToEnd;
 use std::collections::BTreeMap;
@@ -48,7 +49,7 @@ pub(crate) fn profiles_of_records(
         if let Some(why) = traced.kept {
             watcher.note(&format!("tracing versions stay mapped, unused: {why}"));
         }
-        let what = format!("{} branches in {all} bursts of {mean:.0}", traced.report.branches);
+        let what = format!("{} branches in {} of {mean:.0}", traced.report.branches, counted(all, "burst"));
         (what, traced.report.missed.told())
     } else {
         watcher.phase("tracing", Some(duration.as_secs_f64()));

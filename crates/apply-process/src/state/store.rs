@@ -31,14 +31,14 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// The directory that `RESTITCH_STATE_DIR` names, else `/var/lib/restitch` for root or a directory of the
-    /// user's own in `/var/tmp` or `/tmp`. It is made if it is not there.
+    /// The directory that `RESTITCH_STATE_DIR` names, if it is not empty, else `/var/lib/restitch` for root,
+    /// or a directory of the user's own in `/var/tmp` or `/tmp`. It is made if it is not there.
     ///
     /// # Errors
     /// If none can be made or written.
     pub fn open() -> Result<Self, ProcessError> {
         let own = |base: &str| PathBuf::from(format!("{base}/restitch-{}", effective_user()));
-        let candidates = match std::env::var_os("RESTITCH_STATE_DIR") {
+        let candidates = match std::env::var_os("RESTITCH_STATE_DIR").filter(|dir| !dir.is_empty()) {
             Some(dir) => vec![PathBuf::from(dir)],
             None if effective_user() == 0 => {
                 vec![PathBuf::from("/var/lib/restitch"), own("/var/tmp"), own("/tmp")]
