@@ -64,7 +64,7 @@ def each(names, one):
 
 
 def restitch(machine, *arguments, allowed=(0,), **options):
-    """Runs restitch with a journal of its own; (exit code, output, seconds). Fails on an exit code that is not allowed."""
+    """Runs restitch with a journal of its own; (exit code, output or else what went wrong, seconds). Fails on an exit code that is not allowed."""
     env = dict(os.environ, RESTITCH_STATE_DIR=machine.path("state"))
     start = time.monotonic()
     done = subprocess.run([RESTITCH, *map(str, arguments)], capture_output=True, text=True, errors="replace", env=env, **options)
@@ -73,7 +73,7 @@ def restitch(machine, *arguments, allowed=(0,), **options):
         raise Failed(f"restitch {' '.join(map(str, arguments))} ended with {done.returncode}:\n{text}")
     if VERBOSE and done.returncode:
         log(done.stderr)
-    return done.returncode, done.stdout, time.monotonic() - start
+    return done.returncode, done.stdout or done.stderr, time.monotonic() - start
 
 
 @contextlib.contextmanager
