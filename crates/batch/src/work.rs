@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// Why a module is left to others.
 pub(crate) const BUSY: &str = "another session is working on it";
 
-/// Whether it is for now, as another session works on it, that nothing came of a module.
+/// Whether nothing came of a module because another session works on it.
 pub fn is_busy(error: &PipelineError) -> bool {
     matches!(error, PipelineError::NothingToDo(why) if why == BUSY)
 }
