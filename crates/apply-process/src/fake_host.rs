@@ -43,7 +43,7 @@ impl FakeMemory {
     }
 
     /// Maps `bytes`, as in `mapping`, where there is nothing yet.
-    fn add(&self, mapping: Mapping, bytes: &[u8]) -> Result<(), TraceError> {
+    pub(crate) fn add(&self, mapping: Mapping, bytes: &[u8]) -> Result<(), TraceError> {
         let mut regions = self.0.borrow_mut();
         if regions.iter().any(|r| r.mapping.range.overlaps(&mapping.range)) {
             return Err(TraceError::Vanished { tid: 1, operation: "mapping where something is mapped" });

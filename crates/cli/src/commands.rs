@@ -331,7 +331,7 @@ fn print_versions(p: &ProcessStatus) {
     }
     if p.left_counting {
         println!(
-            "  left in a counting version by a restitch that was killed: `restitch revert {0}` or `restitch attach {0}`",
+            "  left in a counting version (restitch was killed, or could not take it out):\n  `restitch revert {0}` or `restitch attach {0}`",
             p.pid
         );
     }

@@ -151,6 +151,19 @@ fn child_of(pid: u32) -> Option<String> {
     text.split_whitespace().next().map(str::to_owned)
 }
 
+/// As shells and interpreters are that run functions in functions.
+#[test]
+fn a_first_stack_that_is_mapped_no_further_than_it_was_used_grows() {
+    let Some(mut target) = start("far-down") else { return };
+    let restitch = Restitch::new();
+    for options in [&[][..], &["--source", "trace"]] {
+        restitch.attach(target.pid(), options).expect(code::DONE);
+        target.assert_computing("after the attach");
+        target.assert_goes_back(&restitch);
+    }
+    target.stop();
+}
+
 /// Mostly the thread stands on the small stack; the moment at which it does not is waited for.
 #[test]
 fn a_small_stack_that_is_left_now_and_then_is_no_hindrance() {

@@ -239,7 +239,12 @@ impl SessionError {
             Self::Interrupted { signal, .. } => ExitCode::of_signal(*signal),
             // A layout may have been taken out before.
             Self::Panicked { .. } | Self::Stays { .. } => ExitCode::Failure,
-            Self::NotGivenBack { error, .. } | Self::Unwritten { error, .. } => error.exit_code(),
+            // These promise a process that is as it was.
+            Self::NotGivenBack { error, .. } => match error.exit_code() {
+                ExitCode::Refused | ExitCode::NothingToDo => ExitCode::Failure,
+                code => code,
+            },
+            Self::Unwritten { error, .. } => error.exit_code(),
         }
     }
 }
@@ -382,5 +387,19 @@ mod tests {
         }
         let fault = std::io::Error::from_raw_os_error(libc::EIO);
         assert_eq!(SessionError::from(unread(fault)).exit_code(), ExitCode::Refused);
+    }
+
+    #[test]
+    fn no_code_says_that_a_process_is_as_it_was_where_it_is_not() {
+        let refused = || SessionError::OtherNamespace;
+        assert_eq!(refused().exit_code(), ExitCode::Refused);
+        let kept = |error: SessionError| SessionError::NotGivenBack {
+            pid: 7,
+            error: Box::new(error),
+            failure: Box::new(refused()),
+        };
+        assert_eq!(kept(refused()).exit_code(), ExitCode::Failure);
+        let interrupted = SessionError::Interrupted { signal: 15, then: String::new() };
+        assert_eq!(kept(interrupted).exit_code(), ExitCode::of_signal(15));
     }
 }

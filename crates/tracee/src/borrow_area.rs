@@ -11,6 +11,10 @@
 //! - private and anonymous; where nothing in a page is missing, also a copy of a file's page;
 //! - where other threads run: one mapping that is this thread's own stack.
 //!
+//! The first thread's stack is mapped as far as it was touched. It may grow into what is wanted: the kernel does
+//! that for whoever reads there (`expand_stack` in `__access_remote_vm`), or refuses, by the limit of stacks and
+//! by the gap that it keeps above the next mapping.
+//!
 //! Then it is read, and written as it is, by [`Memory`](crate::Memory), which fails where a userfaultfd's
 //! handler would have to be waited for; so all of it is there when the thread uses it.
 
@@ -41,7 +45,9 @@ impl Stopped {
         for mapping in &below {
             judge(place.tid, mapping, || self.states(place.area, mapping))?;
         }
+        let grows = below.first().is_some_and(|mapping| mapping.range.start > place.area.start);
         self.rewrite(place.area).map_err(|error| match error {
+            TraceError::Memory { .. } if grows => small(place),
             TraceError::Watched { at, .. } => {
                 let mapping = below.into_iter().find(|mapping| mapping.range.contains(at));
                 let mapping = mapping.map_or_else(|| at.to_string(), describe);
@@ -78,21 +84,26 @@ pub(crate) fn failed(error: TraceError) -> Unborrowable {
     Unborrowable::Failed(Box::new(error))
 }
 
-/// The mappings that the area is in.
+/// The error of a stack that has too little room.
+fn small(place: Place) -> Unborrowable {
+    Unborrowable::SmallStack { tid: place.tid, needed: place.area.len(), below: place.area.end }
+}
+
+/// The mappings that the area is in; of the first thread's stack, that into which it may grow.
 fn mappings_of(place: Place, maps: &[Mapping]) -> Result<Vec<&Mapping>, Unborrowable> {
     let Place { tid, area, .. } = place;
-    let small = || Unborrowable::SmallStack { tid, needed: area.len(), below: area.end };
     let (mut found, mut reached) = (Vec::new(), area.start);
     for mapping in maps.iter().filter(|mapping| mapping.range.overlaps(&area)) {
         let fits = mapping.permissions.read && mapping.permissions.write;
-        if mapping.range.start > reached || !fits {
-            return Err(small());
+        let may_grow = found.is_empty() && mapping.is_special("[stack]");
+        if mapping.range.start > reached && !may_grow || !fits {
+            return Err(small(place));
         }
         reached = mapping.range.end;
         found.push(mapping);
     }
     if reached < area.end || found.is_empty() {
-        return Err(small());
+        return Err(small(place));
     }
     let is_own = |mapping: &Mapping| {
         mapping.is_special("[stack]")
@@ -165,7 +176,9 @@ mod tests {
             Err(Unborrowable::SmallStack { tid: 7, needed: to - from, below: Avma::new(to) }.to_string())
         };
         assert_eq!(said(0x1f00, 0x3000, false), small(0x1f00, 0x3000), "a guard page");
-        assert_eq!(said(0x9f00, 0xb100, false), small(0x9f00, 0xb100), "a gap");
+        assert_eq!(said(0xaf00, 0xb100, false), Ok(1), "the first thread's stack may grow");
+        assert_eq!(said(0xaf00, 0xb100, true), Ok(1));
+        assert_eq!(said(0x9f00, 0xb100, false), small(0x9f00, 0xb100), "a gap below that");
         assert_eq!(said(0xc000, 0xc100, false), small(0xc000, 0xc100), "not writable");
         assert_eq!(said(0xe000, 0xf000, false), small(0xe000, 0xf000), "nothing");
         // While others run only where the thread's own data are, or the first thread's stack.

@@ -265,7 +265,10 @@ fn link_debugger(memory: &impl CodeMemory, h: &JournalHook) -> Result<(), Proces
 pub(crate) fn disarm(memory: &impl CodeMemory, h: &JournalHook) -> Result<(), ProcessError> {
     let slot = Avma::new(h.slot);
     if h.slot != 0 && memory.read_u64(slot)? == h.page + FIND_AT {
-        memory.write(slot, &h.original.to_le_bytes())?;
+        // What the hook goes on to when it has nothing to say itself: so it is right, whatever a journal or a
+        // record has come to say.
+        let original = memory.read_vec(Avma::new(h.page) + page::ORIGINAL_AT, 8)?;
+        memory.write(slot, &original)?;
     }
     for detour in &h.detours {
         let at = Avma::new(detour.at);
@@ -312,6 +315,8 @@ pub(crate) fn own_words(hook: &JournalHook) -> [AvmaRange; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake_host::FakeMemory;
+    use crate::trial_host::mapping;
     use std::process::{Child, Command, Stdio};
 
     /// A process that waits for its input, and what is known of it.
@@ -354,6 +359,27 @@ mod tests {
                 assert!(error.is_gone(), "{can_unwind}, {ends_first}: {error}");
             }
         }
+    }
+
+    /// A record is a file, which may be damaged: the loader would jump to what it says.
+    #[test]
+    fn the_pointer_gets_what_the_hook_goes_on_to_whatever_a_record_says() {
+        let (page, slot) = (Avma::new(0x10000), Avma::new(0x20000));
+        let memory = FakeMemory::default();
+        let mut code = vec![0; CODE_LEN as usize];
+        code[page::ORIGINAL_AT as usize..][..8].copy_from_slice(&0x7654_u64.to_le_bytes());
+        memory.add(mapping(page, "r-xp", CODE_LEN), &code).expect("there is room");
+        let mut data = vec![0; restitch_address::PAGE as usize];
+        data[..8].copy_from_slice(&(page + FIND_AT).get().to_le_bytes());
+        memory.add(mapping(slot, "rw-p", restitch_address::PAGE), &data).expect("there is room");
+        let damaged = JournalHook {
+            page: page.get(),
+            slot: slot.get(),
+            original: 0x7655,
+            ..JournalHook::default()
+        };
+        disarm(&memory, &damaged).expect("it can be written");
+        assert_eq!(memory.read_u64(slot).expect("mapped"), 0x7654);
     }
 
     #[test]

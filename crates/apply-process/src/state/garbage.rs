@@ -1,9 +1,9 @@
 //! Files in the state directory that nobody needs any more.
 
-use crate::state::journal::Journal;
+use crate::state::journal::{Journal, is_record_of_elsewhere};
 use crate::state::store::StateDir;
 use crate::state::version_files::{VersionFiles, image_of, is_version_file, version_of};
-use restitch_procfs::{self as procfs, ProcError, ProcessId};
+use restitch_procfs::{self as procfs, Namespaces, ProcError, ProcessId};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -53,12 +53,15 @@ impl StateDir {
     /// Of a version the image may be gone and its map or a record left: its removal was cut short, or the
     /// record was written once more by a restitch whose process had ended. A version that somebody has keeps
     /// no records of places where nobody has it.
+    ///
+    /// Processes outside of this pid namespace are not seen, so versions that were made there stay, and the
+    /// journals.
     pub fn collect_garbage(&self) {
         let Some(_lock) = self.removing() else { return };
         let mut needed = BTreeSet::new();
         for path in self.journals() {
             match Journal::read(&path) {
-                Ok(journal) if journal.process().is_alive() => {
+                Ok(journal) if journal.may_have_process() => {
                     journal.versions.iter().for_each(|v| needed.extend(files_at(&v.file, v.start)));
                 }
                 Ok(journal) => {
@@ -76,6 +79,9 @@ impl StateDir {
         if files.is_subset(&needed) {
             return;
         }
+        if !Namespaces::own().sees_all() {
+            needed.extend(files_of_elsewhere(&files));
+        }
         for pid in procfs::processes().unwrap_or_default() {
             for mapping in procfs::maps(pid).unwrap_or_default() {
                 let file = image_of(&mapping, self.path());
@@ -86,6 +92,13 @@ impl StateDir {
         let (images, others): (Vec<_>, Vec<_>) = files.difference(&needed).partition(|p| is_version_file(p));
         others.into_iter().chain(images).for_each(|path| drop(std::fs::remove_file(path)));
     }
+}
+
+/// Of the files of versions, those of which a record says that they were made in another pid namespace.
+fn files_of_elsewhere(files: &BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
+    let records = files.iter().filter(|path| is_record_of_elsewhere(path));
+    let versions: BTreeSet<PathBuf> = records.filter_map(|path| version_of(path)).collect();
+    files.iter().filter(|path| version_of(path).is_some_and(|v| versions.contains(&v))).cloned().collect()
 }
 
 /// All that belongs to a version at `start`.

@@ -10,10 +10,10 @@ use crate::state::hook_journal::JournalHook;
 use crate::state::map_file::sum;
 use crate::state::state_file::{self, is_place, is_range};
 use crate::state::store::StateDir;
-use crate::state::version_files::{VersionFiles, image_of, is_version_file, version_of};
+use crate::state::version_files::{RECORD, VersionFiles, image_of, is_version_file, version_of};
 use restitch_address::{Avma, AvmaRange};
 use restitch_apply::Why;
-use restitch_procfs::{Mapping, ProcessId};
+use restitch_procfs::{Mapping, Namespaces, ProcessId};
 use restitch_x86::patch::Patch;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -42,6 +42,9 @@ pub struct Journal {
     schema: u32,
     pid: i32,
     start_time: u64,
+    /// In which namespaces its number and start were read.
+    #[serde(default)]
+    read_in: ReadIn,
     /// Number that the next version gets.
     pub next_number: u32,
     /// Versions that are mapped or may be.
@@ -60,6 +63,26 @@ pub struct Journal {
     /// Whether the process may leave a core file, for which its versions are kept.
     #[serde(default)]
     pub cores: bool,
+}
+
+/// The namespaces of the restitch that wrote a file, by their inode numbers; 0 where it did not say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct ReadIn {
+    pid_namespace: u64,
+    time_namespace: u64,
+}
+
+impl ReadIn {
+    /// Those of this restitch.
+    fn here() -> Self {
+        let Namespaces { pid, time } = Namespaces::own();
+        Self { pid_namespace: pid, time_namespace: time }
+    }
+
+    /// Whether the file says that it was written in another pid namespace.
+    fn is_elsewhere(self) -> bool {
+        self.pid_namespace != 0 && self.pid_namespace != Self::here().pid_namespace
+    }
 }
 
 /// A second mapping of a module's code with redirects in it, which replaces the module's own in one step;
@@ -177,11 +200,21 @@ impl JournalVersion {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     version: JournalVersion,
+    #[serde(default)]
+    read_in: ReadIn,
     hook: Option<JournalHook>,
     /// Replacement mappings that there were during switches of the last processes that had this version:
     /// children may have inherited them.
     #[serde(default, rename = "spares")]
     replacements: Vec<JournalReplacement>,
+}
+
+/// Whether a file is the record of a version that was made in another pid namespace.
+pub(crate) fn is_record_of_elsewhere(path: &Path) -> bool {
+    let is_record = path.extension().is_some_and(|extension| extension == RECORD);
+    let bytes = if is_record { state_file::read(path).ok() } else { None };
+    let record: Option<Record> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    record.is_some_and(|record| record.read_in.is_elsewhere())
 }
 
 /// Whether bytes are the record of the version with this `image` at `start`, and the version that it tells
@@ -232,6 +265,7 @@ impl Journal {
             schema: SCHEMA,
             pid: process.pid,
             start_time: process.start_time,
+            read_in: ReadIn::here(),
             next_number: 1,
             versions: Vec::new(),
             patches: Vec::new(),
@@ -247,6 +281,21 @@ impl Journal {
         ProcessId { pid: self.pid, start_time: self.start_time }
     }
 
+    /// Whether its process may be there still, as far as can be told from here: its number and start mean
+    /// nothing in another pid namespace, and its start nothing in another time namespace.
+    pub(crate) fn may_have_process(&self) -> bool {
+        let (read_in, here) = (self.read_in, ReadIn::here());
+        if read_in.is_elsewhere() {
+            let their = Namespaces { pid: read_in.pid_namespace, time: read_in.time_namespace };
+            return !Namespaces::own().sees_all() || their.may_have_processes();
+        }
+        let same_clock = read_in.time_namespace == 0 || read_in.time_namespace == here.time_namespace;
+        match same_clock {
+            true => self.process().is_alive(),
+            false => ProcessId::of(self.pid).is_ok_and(|process| process.is_alive()),
+        }
+    }
+
     /// Writes each version's record beside its file: a child that is forked off inherits the mapping, and
     /// finds the record by it.
     ///
@@ -260,7 +309,8 @@ impl Journal {
             replacements.retain(|s| !self.replacements.contains(s));
             replacements.extend(self.replacements.iter().cloned());
             replacements.drain(..replacements.len().saturating_sub(MOST_REPLACEMENTS));
-            let record = Record { version: version.clone(), hook: self.hook.clone(), replacements };
+            let (version, hook) = (version.clone(), self.hook.clone());
+            let record = Record { version, read_in: self.read_in, hook, replacements };
             let bytes = serde_json::to_vec(&record).expect("plain data serializes");
             dir.write(&path, &bytes, 0o600)?;
         }

@@ -12,11 +12,14 @@ pub(crate) const MARK: &str = "restitch-version";
 /// Ending of the file with a version's address map.
 const MAP: &str = "restitch-map";
 /// Ending of the file with a version's journal record.
-const RECORD: &str = "restitch-record";
+pub(crate) const RECORD: &str = "restitch-record";
 /// Ending of the note that a version is kept for core files.
 const ENDED: &str = "restitch-ended";
 /// What the kernel puts in front of a memory file's name in memory maps.
 const MEMORY_FILE: &str = "/memfd:";
+
+/// Most characters of a module's name in the names of its files: a name may have 255 bytes, and they add to it.
+const MOST_OF_NAME: usize = 120;
 
 /// The files of one version that all processes share in which it lies equally far from its module.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +35,7 @@ impl VersionFiles {
     /// nothing outside itself is the same bytes at any distance from its module, and its map is not.
     pub fn named(folder: &Path, module: &str, version: &[u8], map: &[u8]) -> Self {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-+".contains(c) { c } else { '_' };
-        let module: String = module.chars().map(safe).collect();
+        let module: String = module.chars().map(safe).take(MOST_OF_NAME).collect();
         let content = [sum(version), sum(map)].map(u64::to_le_bytes).concat();
         Self::of(&folder.join(format!("{module}.{:016x}.{MARK}", sum(&content))))
     }
@@ -118,6 +121,11 @@ mod tests {
         };
         assert_eq!(of("image", "map"), of("image", "map"));
         assert_ne!(of("image", "map").version, of("image", "another").version);
+        let long = VersionFiles::named(Path::new("/state"), &"n".repeat(255), b"image", b"map");
+        let longest = [long.record(u64::MAX), long.ended(), long.map].into_iter().chain([long.version]);
+        // What is being written has a mark of its own (`restitch_apply::writer_of`).
+        let fits = |path: PathBuf| path.file_name().is_some_and(|name| name.len() < 220);
+        assert!(longest.into_iter().all(fits));
         assert_ne!(of("image", "map").version, of("another", "map").version);
     }
 

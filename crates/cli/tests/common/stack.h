@@ -81,6 +81,14 @@ __attribute__((noinline)) static void stack_run_deep(void) {
     for (;;) pause();
 }
 
+/* Near the end of what the first thread's stack is mapped for, which grows when it is touched. */
+__attribute__((noinline)) static int stack_run_far_down(void) {
+    volatile char room[STACK_LEN / 2];
+    room[0] = room[sizeof room - 1] = 1;
+    int result = stack_program(stack_argc, stack_argv);
+    return result + room[0] - 1;
+}
+
 /* Calls from elsewhere than the C library are handed to the thread, which has no handler: it ends. */
 static void stack_dispatch(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
@@ -125,6 +133,7 @@ int main(int argc, char **argv) {
     stack_argc = argc;
     stack_argv = argv;
     if (!what) return stack_program(argc, argv);
+    if (strcmp(what, "far-down") == 0) return stack_run_far_down();
     if (strcmp(what, "watched") == 0) {
         char *low = stack_map(STACK_LEN, MAP_PRIVATE | MAP_ANONYMOUS, -1);
         stack_watch(low, STACK_LEN - STACK_TOP);
