@@ -12,7 +12,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from harness import attaches, bolt_inputs, commands, continuous, counters, counting_live, identical, kernel, layout_inputs, layouts, models, overlays, pairs, pauses, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
+from harness import attaches, bolt_inputs, commands, continuous, counters, counting_live, identical, kernel, layout_inputs, layouts, models, overlays, pairs, pauses, rebuilt_kernels, report, side_by_side, simulated, stand_in, stats, variants, verilog, works
 from harness.machine import Failed, Machine, Missing, find, wait_for
 from harness.main import LOADS, Context, parse
 from harness.rounds import in_turns, interleave, interleave_inputs
@@ -80,6 +80,30 @@ class Kernel(unittest.TestCase):
         self.assertEqual(cell("lines at 99 %"), "| lines at 99 % | 1,245, 872: **0.700** |")
         self.assertEqual(cell("taken branches"), "| taken branches | 14,373, 14,373: 1.000 |")
         self.assertTrue(cell("iTLB misses").endswith(": - |"))
+
+        beside = kernel.text([{**row, "autofdo": before}], SimpleNamespace(hottest="99%", requests=1000))
+        self.assertIn("AutoFDO", beside)
+        self.assertIn("; 4: 1.000", beside)
+
+    def test_what_was_executed_is_a_profile_of_straight_runs(self):
+        # A loop of two instructions that ends with a branch, what follows it, and code elsewhere.
+        executed = [(0x100, 4, 10), (0x104, 2, 10), (0x106, 3, 1), (0x109, 1, 1), (0x200, 1, 1)]
+        self.assertEqual(rebuilt_kernels.straight_runs(executed, {0x104}), [(0x100, 0x104, 10), (0x106, 0x109, 1), (0x200, 0x200, 1)])
+
+    def test_the_order_of_sections_is_changed_once_and_not_in_a_header_that_is_not_known(self):
+        known = ("#define TEXT_MAIN .text\n#define TEXT_TEXT \\\n\t\t*(.text.hot .text.hot.*)\t\\\n\t\t*(TEXT_MAIN .text.fixup)\t\\\n"
+                 "\t\t*(.text.unlikely .text.unlikely.*)\t\\\n\t\t*(.text.unknown .text.unknown.*)\t\\\n")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "header")
+            with open(path, "w") as f:
+                f.write(known)
+            rebuilt_kernels.part_text(path)
+            with open(path) as f:
+                text = f.read()
+            self.assertLess(text.index(".text.split"), text.index(".text.hot"))
+            self.assertLess(text.index(".text.hot"), text.index("TEXT_MAIN .text.fixup"))
+            with self.assertRaises(Failed):
+                rebuilt_kernels.part_text(path)
 
 
 class Identical(unittest.TestCase):

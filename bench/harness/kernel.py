@@ -8,10 +8,14 @@ kernel is, and with the group in force.
 Lines of 64 bytes and pages of 4 KiB are those on which 90, 99 and 99.9 % of the kernel's execution lies. Misses are those of a model: 32 KiB in 8 ways for
 lines; for translations 64 pages of 4 KiB in 8 ways, and 8 of 2 MiB, by which the kernel's image is mapped and modules are not. Programs use the model, too.
 
+With --rebuilt, the kernel is one that clang built (rebuilt_kernels.py), and beside its copies in force the table has the same kernel built once more by clang's
+AutoFDO, with the profile of what the group was made of: what the first guest executed. A build takes a quarter of an hour of processor time; there are one, and one a load.
+
 With --live, restitch itself runs in a guest, which is not exact, and finds the group by tracing calls and counting: the time of each step is told.
 It needs apt and gcc, and some minutes a load. See bench/README.md.
 """
 
+import argparse
 import json
 import os
 import re
@@ -19,6 +23,7 @@ import shutil
 import subprocess
 import tempfile
 
+from . import rebuilt_kernels
 from .machine import Failed, find
 from .tables import ROOT, Table
 
@@ -118,6 +123,7 @@ begin_server() {
 """,
 }
 PACKAGES = "redis-server,memcached,nginx-light,postgresql-15,postgresql-client-15,postgresql-contrib,kmod,util-linux"
+GUEST = os.path.join(ROOT, "target/release/restitch-guest")
 # Of the issue: at most so much of the stock kernel's.
 AIMS = {"lines at 99 %": 0.70, "taken branches": 0.70, "pages at 99 %": 0.30, "instructions": 1.00}
 
@@ -134,7 +140,7 @@ class Lab:
 
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
-        self.program = os.path.join(ROOT, "target/release/restitch-guest")
+        self.program = GUEST
         self.control = run([self.program, "module", "--kernel", options.kernel]).stdout.strip()
         self.release = re.search(r"control-(.*)-[0-9a-f]{16}/", self.control).group(1)
         run([find("gcc"), "-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o", self.path("requests"), "tests/guest/requests.c"])
@@ -212,8 +218,30 @@ def tell(log, text):
     log("".join(f"  {line}\n" for line in text.splitlines()).rstrip())
 
 
+def kernels(options):
+    """Where kernels are that were built; they stay, as a build takes long."""
+    return os.path.join(ROOT, "out", "kernels") if not options.keep else os.path.abspath(options.keep)
+
+
+def build(options, name, profile=None):
+    """A kernel that clang builds of the distribution's source, with a profile or without."""
+    image = run([GUEST, "fetch"]).stdout.split()[-1]
+    return rebuilt_kernels.build(rebuilt_kernels.source(kernels(options)), kernels(options), image.replace("vmlinuz", "config"), name, profile)
+
+
+def with_autofdo(load, lab, options):
+    """The figures of the same kernel, built with a profile of what it executes for the load."""
+    profile = rebuilt_kernels.autofdo_profile(lab.path(load, "window-0"), os.path.join(options.kernel, "build", "vmlinux"), lab.path(f"{load}.autofdo"))
+    options = argparse.Namespace(**{**vars(options), "kernel": build(options, f"autofdo-{load}", profile)})
+    with tempfile.TemporaryDirectory() as temporary:
+        _, (window,) = Lab(options, temporary).counted(load, COUNT)
+    return figures(window, options.requests)
+
+
 def measure(name, options, log):
     run(["cargo", "build", "-q", "--release", "-p", "restitch-guest"])
+    if options.rebuilt:
+        options.kernel = build(options, "clang")
     with tempfile.TemporaryDirectory() as temporary:
         lab = Lab(options, options.keep or temporary)
         if options.live:
@@ -221,18 +249,21 @@ def measure(name, options, log):
             return None
         group, _ = lab.group(name)
         said, found = lab.counted(name, COMPARE, [(lab.path("group.ko"), "/group.ko")], ["--to", lab.path(f"{name}-compared")])
+        other = {"autofdo": with_autofdo(name, lab, options)} if options.rebuilt else {}
     tell(log, said)
     if len(found) != 2:
         raise Failed(f"{len(found)} windows were counted, not 2: {said}")
     before, after = (figures(window, options.requests) for window in found)
     functions = group["functions"]
     shape = {"functions": len(functions), "roots": sum(f["is_root"] for f in functions), "hot_bytes": sum(f["hot_bytes"] for f in functions)}
-    return {"load": name, "kernel": options.kernel, "before": before, "after": after, "group": shape}
+    return {"load": name, "kernel": lab.release, "before": before, "after": after, "group": shape, **other}
 
 
 def text(rows, options):
     names = list(rows[0]["before"])
     lines = [f"Kernel {rows[0]['kernel']}, `--hottest {options.hottest}`, {options.requests} requests; stock, with copies in force, and their ratio. Aims: " + ", ".join(f"{name} {aim:.2f}" for name, aim in AIMS.items()) + "; where one is met, the ratio is **bold**.", ""]
+    if "autofdo" in rows[0]:
+        lines[0] += f" Behind the semicolon: built by clang {rebuilt_kernels.CLANG} with AutoFDO of the same counts, and its ratio to the first."
     group = lambda row: f"{row['load']} {row['group']['functions']} functions, {row['group']['roots']} of them led to, {row['group']['hot_bytes']:,} bytes of hot code"
     lines += ["Groups: " + "; ".join(map(group, rows)) + ".", ""]
     lines += ["| kernel code, per request or as a whole | " + " | ".join(row["load"] for row in rows) + " |", "|---" * (len(rows) + 1) + "|"]
@@ -244,7 +275,11 @@ def text(rows, options):
             ratio = f"{after / before:.3f}" if before >= 0.1 else "-"
             met = name in AIMS and ratio != "-" and round(after / before, 3) <= AIMS[name]
             number = lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-            cells.append(f"{number(before)}, {number(after)}: {'**' + ratio + '**' if met else ratio}")
+            cell = f"{number(before)}, {number(after)}: {'**' + ratio + '**' if met else ratio}"
+            if "autofdo" in row:
+                rebuilt = row["autofdo"][name]
+                cell += f"; {number(rebuilt)}: {rebuilt / before:.3f}" if before >= 0.1 else f"; {number(rebuilt)}"
+            cells.append(cell)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -254,6 +289,7 @@ def main(argv):
         parser.add_argument("--kernel", default="6.1", help="6.1 (default), 6.12 or 7.3")
         parser.add_argument("--hottest", default="99.9%", help="what restitch is asked for; default 99.9%%")
         parser.add_argument("--requests", type=int, default=4000, help="counted ones; default 4000")
+        parser.add_argument("--rebuilt", action="store_true", help="with a kernel of line 6.1 that clang built, and beside it the same with AutoFDO")
         parser.add_argument("--keep", metavar="FOLDER", help="keep the view, counts and groups there, and take a view that is there")
         parser.add_argument("--live", action="store_true", help="have restitch find the group in the guest, and tell the time of each step")
         parser.add_argument("--count-for", default="5", help="with --live: seconds for which restitch counts; default 5")

@@ -19,7 +19,7 @@ module builds the control module of kernel/module for the kernel, and prints whe
 trials builds the modules of kernel/trials for the kernel, and prints in which folder they are
 fetch  fetches QEMU and the kernel, and prints where they are
 
-  --kernel LINE         6.1 (default), 6.12 or 7.3
+  --kernel LINE         6.1 (default), 6.12 or 7.3; or the folder of one that was built here, with a /
   --exact               the same instructions in each run: time is what was executed
   --processors N        more than one run truly at once
   --memory MIB          1024 by default

@@ -62,19 +62,48 @@ pub fn build_trial_modules(lab: &Lab, kernel: &Kernel) -> Result<PathBuf> {
 
 /// Builds modules of these sources; the folder that they are in.
 fn build(lab: &Lab, kernel: &Kernel, what: &str, sources: &[(&str, &str)]) -> Result<PathBuf> {
-    let all: String = sources.iter().flat_map(|(name, text)| [*name, *text]).chain([RECIPE]).collect();
-    let name = format!("{what}-{}-{}", kernel.release(), short_hash(all.as_bytes()));
+    let mut all: Vec<u8> =
+        sources.iter().flat_map(|(name, text)| [*name, *text]).chain([RECIPE]).collect::<String>().into();
+    if kernel.tree().is_some() {
+        // Releases of such kernels are what their makers like.
+        let path = kernel.system_map()?;
+        all.extend(fs::read(&path).map_err(Error::file("read", &path))?);
+    }
+    let name = format!("{what}-{}-{}", kernel.release(), short_hash(&all));
     lab.cache().entry(&name, |to| {
-        let namespaces = namespaces()?;
-        let root = tools(lab, kernel)?;
         for (file, text) in sources {
             let path = to.join(file);
             fs::write(&path, text).map_err(Error::file("write", &path))?;
         }
-        let headers = format!("/usr/src/linux-headers-{}", kernel.release());
-        let printed =
-            run(in_root(namespaces, &root, to).args(["make", "-C", &headers, "M=/mnt", "modules"]))?;
+        let printed = match kernel.tree() {
+            Some(tree) => run(&mut in_tree(tree, &compiler(kernel)?, to))?,
+            None => {
+                let headers = format!("/usr/src/linux-headers-{}", kernel.release());
+                let root = tools(lab, kernel)?;
+                let mut command = in_root(namespaces()?, &root, to);
+                run(command.args(["make", "-C", &headers, "M=/mnt", "modules"]))?
+            }
+        };
         without_warnings(&String::from_utf8_lossy(&printed))
+    })
+}
+
+/// The build in the folder that a kernel was built in, by the machine's own tools.
+fn in_tree(tree: &Path, compiler: &str, to: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec make -C \"$1\" $2 M=\"$3\" modules 2>&1", "sh"]);
+    command.arg(tree).arg(compiler).arg(to).env("LC_ALL", "C");
+    command
+}
+
+/// The words for `make` that name the compiler which a kernel was built by; none for gcc.
+fn compiler(kernel: &Kernel) -> Result<String> {
+    let path = kernel.config()?;
+    let config = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
+    let version = config.lines().find_map(|line| line.strip_prefix("CONFIG_CLANG_VERSION="));
+    Ok(match version.and_then(|version| version.parse::<u32>().ok()).map(|version| version / 10_000) {
+        Some(major @ 1..) => format!("LLVM=-{major}"),
+        _ => String::new(),
     })
 }
 

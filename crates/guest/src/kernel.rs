@@ -1,4 +1,4 @@
-//! A kernel of the distribution: its image, configuration and module files.
+//! A kernel, the distribution's or one that was built here: its image, configuration and module files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,22 +12,43 @@ use crate::error::Error;
 /// built in.
 const NEEDED: [&str; 2] = ["virtio_console", "virtio_blk"];
 
-/// A kernel that was fetched.
+/// The file of a kernel that was built here in which its release is.
+const RELEASE: &str = "release";
+/// The folder beside it that the kernel was built in.
+const TREE: &str = "build";
+
+/// A kernel that was fetched, or built here.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     line: String,
     release: String,
     stands_in: bool,
     root: PathBuf,
+    tree: Option<PathBuf>,
 }
 
 impl Kernel {
     /// The kernel below `root`, where its packages are unpacked.
     pub(crate) fn new(line: &str, release: String, stands_in: bool, root: PathBuf) -> Self {
-        Self { line: line.into(), release, stands_in, root }
+        Self { line: line.into(), release, stands_in, root, tree: None }
     }
 
-    /// The line: `6.1`.
+    /// A kernel that was built here. Its folder has a file `release`, what packages have in `boot` and
+    /// `lib/modules`, and `build`, the folder that it was built in.
+    pub(crate) fn built(root: &Path) -> Result<Self> {
+        let root = root.canonicalize().map_err(Error::file("find the folder of a kernel", root))?;
+        let path = root.join(RELEASE);
+        let release = fs::read_to_string(&path).map_err(Error::file("read", &path))?.trim().to_owned();
+        let tree = Some(root.join(TREE));
+        Ok(Self { line: root.display().to_string(), release, stands_in: false, root, tree })
+    }
+
+    /// The folder in which it was built, if it was built here.
+    pub(crate) fn tree(&self) -> Option<&Path> {
+        self.tree.as_deref()
+    }
+
+    /// The line: `6.1`; the folder of one that was built here.
     pub fn line(&self) -> &str {
         &self.line
     }
@@ -184,5 +205,19 @@ mod tests {
         let names: Vec<_> =
             kernel.needed_modules(&["more".into()]).unwrap().into_iter().map(|module| module.name).collect();
         assert_eq!(names, ["virtio_ring", "virtio", "virtio_pci", "virtio_console", "more"]);
+    }
+
+    #[test]
+    fn a_kernel_that_was_built_here_is_in_a_folder_as_packages_have_it() {
+        let folder = restitch_testkit::scratch();
+        let error = Kernel::built(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("release"), "{error}");
+        fs::create_dir_all(folder.path().join("boot")).unwrap();
+        fs::write(folder.path().join("release"), "6.1.0-own\n").unwrap();
+        fs::write(folder.path().join("boot/vmlinuz-6.1.0-own"), "").unwrap();
+        let kernel = Kernel::built(folder.path()).unwrap();
+        assert_eq!(kernel.release(), "6.1.0-own");
+        assert!(kernel.image().unwrap().ends_with("boot/vmlinuz-6.1.0-own"));
+        assert!(kernel.tree().unwrap().ends_with("build") && !kernel.stands_in());
     }
 }

@@ -74,8 +74,12 @@ impl Lab {
         })
     }
 
-    /// A kernel by its line: `6.1`, `6.12` or `7.3`.
+    /// A kernel by its line: `6.1`, `6.12` or `7.3`; or one that was built here, by the path of its folder, which
+    /// has a `/`.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
+        if name.contains('/') {
+            return Kernel::built(Path::new(name));
+        }
         let Some(line) = KERNELS.iter().find(|line| line.name == name) else {
             let known: Vec<&str> = KERNELS.iter().map(|line| line.name).collect();
             return Err(Error::Usage(format!("there is no kernel {name}; there are {}", known.join(", "))));
