@@ -23,7 +23,7 @@ mod resolve;
 mod why;
 
 pub use file::{Existing, Outlives, can_be_made, can_be_written, write_atomically, write_result, writer_of};
-pub use pipe::{GivenUp, IsAsked, read_pipe};
+pub use pipe::{GivenUp, IsAsked, read_pipe, write_if_pipe};
 pub use read::{MOST_BYTES, MOST_NAMED, MOST_PIPED, open_without_waiting, read_opened, read_regular};
 use restitch_address::Svma;
 pub use restitch_check::CheckedVersion;

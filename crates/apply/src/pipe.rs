@@ -10,9 +10,11 @@
 use crate::read::{NONBLOCK, read_bounded};
 use crate::resolve::{End, end_of, itself};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread::sleep;
@@ -135,10 +137,29 @@ pub(crate) fn open_to_write<'a>(
     }
 }
 
+/// Writes all of `bytes` to an output that this program was given open, if that is a pipe; `None` if it is
+/// none. Whoever reads is waited for as with [`open_to_write`]: the pipe is opened once more for that, so
+/// that others who write to it are not touched.
+///
+/// # Errors
+/// [`GivenUp`] if this program was asked to end before all was taken, else the system's reason.
+pub fn write_if_pipe(output: BorrowedFd<'_>, bytes: &[u8], is_asked: IsAsked<'_>) -> Option<io::Result<()>> {
+    let about = rustix::fs::fstat(output).ok()?;
+    if FileType::from_raw_mode(about.st_mode) != FileType::Fifo {
+        return None;
+    }
+    let options = OpenOptions::new().write(true).custom_flags(NONBLOCK).clone();
+    // One that may not be opened is another user's (restitch runs for them); one without a reader has lost
+    // it. Both are written to as they are.
+    let pipe = options.open(itself(&output)).ok()?;
+    Some(Waiting { pipe, is_asked }.write_all(bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::cell::Cell;
+    use std::os::fd::AsFd;
     use std::path::PathBuf;
 
     fn pipe_in(folder: &tempfile::TempDir) -> PathBuf {
@@ -212,6 +233,23 @@ mod tests {
             open_to_write(pipe.to_str().unwrap(), OpenOptions::new().append(true), &is_asked).unwrap();
         let error = writer.write_all(&vec![7; 4 << 20]).unwrap_err();
         assert!(GivenUp::is_in(&error), "{error}");
+    }
+
+    #[test]
+    fn an_open_pipe_that_nobody_reads_is_waited_for_until_this_program_is_to_end() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let written = |bytes: &[u8], is_asked: IsAsked<'_>| write_if_pipe(writer.as_fd(), bytes, is_asked);
+        written(b"text", &|| true).expect("a pipe").unwrap();
+        let mut text = [0; 4];
+        reader.read_exact(&mut text).unwrap();
+        assert_eq!(&text, b"text");
+        let error = written(&vec![7; 4 << 20], &asked_at(3)).expect("a pipe").unwrap_err();
+        assert!(GivenUp::is_in(&error), "{error}");
+        drop(reader);
+        let error = written(b"text", &|| false).expect("a pipe").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+        let file = File::open("/dev/null").unwrap();
+        assert!(write_if_pipe(file.as_fd(), b"text", &|| true).is_none());
     }
 
     /// What a request to end has ended goes to a reader at work all the same.

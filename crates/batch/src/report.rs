@@ -215,7 +215,7 @@ impl Session {
         let most = modules.max_by_key(|seen| seen.samples);
         Some(match most.filter(|seen| seen.samples > 0) {
             Some(most) => format!(
-                "nothing has used the {LEAST_SECONDS} s of processor time from which on it is told of: {} has used most, {:.2} s in {}",
+                "no program or library has used {LEAST_SECONDS} s of processor time, the least that is reported; {} has used most, {:.2} s in {}",
                 most.path.display(),
                 most.seconds(),
                 counted(most.begun, "run")

@@ -70,7 +70,7 @@ pub enum Command {
         #[arg(long)]
         tree: bool,
     },
-    /// Show which processes are under restitch.
+    /// Show which processes are under restitch, those that were forked off by one of them included.
     Status {
         /// Only this process.
         #[arg(value_parser = process_number)]

@@ -44,7 +44,8 @@ pub struct Attach {
     /// and gains least); auto counts.
     #[arg(long, help_heading = PROFILE, value_name = "SOURCE", default_value = "auto")]
     pub source: restitch_session::Source,
-    /// With any source but count: the share of the program's running time that it may cost, in percent.
+    /// With any source but count: the share of the program's processor time for which it may be held or
+    /// slowed down on average, in percent. restitch's own work at the same time is not part of it.
     #[arg(long, help_heading = PROFILE, value_name = "PERCENT", default_value = "5%", value_parser = crate::sources::percent)]
     pub overhead: f64,
     /// Seconds of profiling: a third sampling, the rest counting or tracing. Without this it ends when the

@@ -10,11 +10,11 @@ use restitch_batch::config::Config;
 use restitch_batch::{
     BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, is_busy, optimize_pending,
 };
-use restitch_report::{counted, visible_line};
+use restitch_report::{counted, paragraph, visible_line};
 use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, layout_choice, write_result};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `batch`.
 #[derive(Debug, Args)]
@@ -190,27 +190,27 @@ fn bytes_of(mib: u64) -> u64 {
 }
 
 fn text(report: &BatchReport) -> String {
-    let mut out = format!(
-        "restitch: {:.1} s, exit status {}; {:.1} s of processor time spent on optimizing, {:.1} s of the command's on samples\n",
+    let words = format!(
+        "{:.1} s, exit status {}; {:.1} s of processor time spent on optimizing, {:.1} s of the command's on samples",
         report.command_seconds, report.status, report.own_seconds, report.sampling_seconds
     );
+    let mut out = paragraph("restitch: ", &words);
     for o in &report.optimized {
         out.push_str(&optimized(o));
     }
     for l in &report.left {
-        out.push_str(&format!(
-            "  left alone: {} ({:.1} s in {}): {}\n",
+        let words = format!(
+            "{} ({:.1} s in {}): {}",
             visible_line(&l.path.to_string_lossy()),
             l.seconds,
             counted(l.runs, "run"),
             visible_line(&l.why)
-        ));
+        );
+        out.push_str(&paragraph("  left alone: ", &words));
     }
     if report.lost_records > 0 {
-        out.push_str(&format!(
-            "  {} of the kernel's records were lost: times are too low\n",
-            report.lost_records
-        ));
+        let words = format!("{} of the kernel's records were lost: times are too low", report.lost_records);
+        out.push_str(&paragraph("  ", &words));
     }
     if report.goes_on {
         out.push_str("  a process in the background does what the command was too short for\n");
@@ -223,8 +223,8 @@ fn text(report: &BatchReport) -> String {
 
 fn optimized(o: &Optimized) -> String {
     let per_run = |r: &restitch_batch::Runs| r.seconds / r.runs.max(1) as f64;
-    let mut out = format!(
-        "  {}{}: {}\n",
+    let words = format!(
+        "{}{}: {}",
         visible_line(&o.path.to_string_lossy()),
         if o.replaced { " (until another build replaced it)" } else { "" },
         match (o.in_force, o.new) {
@@ -233,6 +233,7 @@ fn optimized(o: &Optimized) -> String {
             (true, false) => "optimized before".into(),
         }
     );
+    let mut out = paragraph("  ", &words);
     let kinds = [
         ("original", &o.original),
         ("counting", &o.counting),
@@ -247,42 +248,35 @@ fn optimized(o: &Optimized) -> String {
             per_run(runs)
         ));
     }
-    if let (Some(saved), Some(within)) = (o.saved_seconds_per_run, o.saved_within) {
-        let before = o.original_seconds_per_run;
-        let (share, share_within) = (100.0 * saved / before, 100.0 * within / before);
-        let kind = match (o.is_told_apart(), saved > 0.0) {
-            (true, true) => "saved",
-            (true, false) => "slower, by",
-            (false, _) => "no difference that could be told",
-        };
-        let seconds = saved * if saved < 0.0 && o.is_told_apart() { -1.0 } else { 1.0 };
-        out.push_str(&format!(
-            "    {kind}: {seconds:.4} s a run (+- {within:.4}; {:.1} % +- {share_within:.1}), {}",
-            share.abs().copysign(seconds),
-            if o.by_trial {
-                "kernel included, against runs held out beside them"
-            } else {
-                "if the runs did alike work"
-            }
-        ));
-        match o.breaks_even_after {
-            Some(n) if n <= o.optimized_runs_in_all => {
-                out.push_str(&format!(
-                    "; {:.1} s of optimizing were saved after {}",
-                    o.cost_seconds,
-                    counted(n, "run")
-                ));
-            }
-            Some(n) => out.push_str(&format!(
-                "; {:.1} s of optimizing will be saved after {}",
-                o.cost_seconds,
-                counted(n, "run")
-            )),
-            None => {}
+    out + &saved(o)
+}
+
+/// What a run saves, if that is known.
+fn saved(o: &Optimized) -> String {
+    let (Some(saved), Some(within)) = (o.saved_seconds_per_run, o.saved_within) else { return String::new() };
+    let before = o.original_seconds_per_run;
+    let (share, share_within) = (100.0 * saved / before, 100.0 * within / before);
+    let kind = match (o.is_told_apart(), saved > 0.0) {
+        (true, true) => "saved",
+        (true, false) => "slower, by",
+        (false, _) => "no difference that could be told",
+    };
+    let seconds = saved * if saved < 0.0 && o.is_told_apart() { -1.0 } else { 1.0 };
+    let mut words = format!(
+        "{seconds:.4} s a run (+- {within:.4}; {:.1} % +- {share_within:.1}), {}",
+        share.abs().copysign(seconds),
+        if o.by_trial {
+            "kernel included, against runs held out beside them"
+        } else {
+            "if the runs did alike work"
         }
-        out.push('\n');
+    );
+    if let Some(n) = o.breaks_even_after {
+        let tense = if n <= o.optimized_runs_in_all { "were" } else { "will be" };
+        let runs = counted(n, "run");
+        words += &format!("; {:.1} s of optimizing {tense} saved after {runs}", o.cost_seconds);
     }
-    out
+    paragraph(&format!("    {kind}: "), &words)
 }
 
 /// Runs `cache`.
@@ -311,30 +305,20 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
                     (_, true) => "taken back, as its runs took longer; profiled",
                     _ => "optimized",
                 };
-                println!(
-                    "{}{} {state} from {}, {:.1} MiB, build id {}",
-                    e.path.display(),
-                    if replaced.contains(&e.build_id) { " (an older build)" } else { "" },
-                    counted(e.profiled_runs, "run"),
-                    cache.size(e) as f64 / f64::from(1 << 20),
-                    e.build_id
-                );
+                let build = if replaced.contains(&e.build_id) { " (an older build)" } else { "" };
+                let state = format!("{build}: {state} from {}", counted(e.profiled_runs, "run"));
+                print!("{}", listed(&e.path, &state, cache.size(e), &e.build_id));
             }
             let counting = cache.counting();
             for c in &counting {
-                println!(
-                    "{} is being counted, {:.1} MiB, build id {}",
-                    c.path.display(),
-                    c.bytes as f64 / f64::from(1 << 20),
-                    c.build_id
-                );
+                print!("{}", listed(&c.path, ": is being counted", c.bytes, &c.build_id));
             }
             let bytes =
                 entries.iter().map(|e| cache.size(e)).chain(counting.iter().map(|c| c.bytes)).sum::<u64>();
             let modules: BTreeSet<&String> =
                 entries.iter().map(|e| &e.build_id).chain(counting.iter().map(|c| &c.build_id)).collect();
             let modules = counted(modules.len() as u64, "module");
-            println!("{modules}, {:.1} MiB", bytes as f64 / f64::from(1 << 20));
+            println!("{modules}, {:.1} MiB", mebibytes(bytes));
         }
         CacheCommand::Optimize { layout, background, .. } => {
             // In the background it is what a batch was told, which has seen to that itself.
@@ -391,6 +375,17 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
         }
     }
     Ok(ExitCode::Done.number())
+}
+
+/// A module of the cache: what it is, and below that how large, and of which build.
+fn listed(path: &Path, state: &str, bytes: u64, build_id: &str) -> String {
+    let words = format!("{}{state}", visible_line(&path.to_string_lossy()));
+    let more = format!("{:.1} MiB, build id {build_id}", mebibytes(bytes));
+    paragraph("", &words) + &paragraph("  ", &more)
+}
+
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 #[cfg(test)]

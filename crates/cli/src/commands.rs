@@ -10,8 +10,9 @@ use crate::kernel::kernel_command;
 use crate::lab::lab_command;
 use crate::outputs::{Outputs, ended_early, failed_target, or_no_profile, or_say_why};
 use crate::progress::Progress;
+use crate::remedy::to_allow_more;
 use crate::switch::Switch;
-use restitch_report::{RunResult, Target, bytes, count, counted, paragraph};
+use restitch_report::{RunResult, Target, bytes, count, counted, paragraph, visible_line};
 use restitch_session::{
     AskedToEnd, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, NotStarted, OptimizeOptions,
     OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject, analyze_file, attach,
@@ -327,7 +328,8 @@ fn print_versions(p: &ProcessStatus) {
     }
     if !p.gdb.is_empty() {
         println!("  for names in gdb (`gdb -p {}`):", p.pid);
-        p.gdb.iter().for_each(|command| println!("    {command}"));
+        // To be copied: whole, on one line.
+        p.gdb.iter().for_each(|command| print!("    {}\n", visible_line(command)));
     }
     if p.left_counting {
         println!(
@@ -369,10 +371,7 @@ fn doctor_command() -> Result<i32, SessionError> {
         let head = format!("{} {:<23}", if c.available { "yes" } else { "no " }, c.name);
         print!("{}", paragraph(&head, &c.state));
         print!("{}", paragraph("      ", c.meaning));
-        if let Some(remedy) = &c.remedy {
-            // Commands are to be copied: whole, on one line.
-            println!("      to allow more: {remedy}");
-        }
+        print!("{}", to_allow_more(c.remedy.as_deref()));
     }
     let can = facts.can_attach();
     println!();

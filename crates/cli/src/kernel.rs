@@ -5,6 +5,7 @@ use crate::kernel_find::{FindOptions, find};
 use crate::kernel_groups::{count, find_and_hold, hold, revert, run_in_force, write_group};
 use crate::outputs::check_outputs;
 use crate::process_number::process_number;
+use crate::remedy::to_allow_more;
 use crate::seconds::{seconds, some_seconds};
 use crate::sources::percent;
 use clap::{Args, Subcommand, ValueEnum};
@@ -411,9 +412,7 @@ fn doctor_text(facts: &KernelDoctor) -> String {
         let head = format!("{} {:<23}", if check.available { "yes" } else { "no " }, check.name);
         text += &paragraph(&head, &check.state);
         text += &paragraph("      ", check.meaning);
-        // Commands are to be copied: whole, on one line.
-        text +=
-            &check.remedy.iter().map(|remedy| format!("      to allow more: {remedy}\n")).collect::<String>();
+        text += &to_allow_more(check.remedy.as_deref());
     }
     let sum = match (facts.can_analyze, facts.can_redirect) {
         (true, true) => "restitch kernel analyze works here, and copies of functions can be put in force.",

@@ -6,6 +6,7 @@ use crate::progress::Progress;
 use crate::switch::Switch;
 use restitch_apply::Why;
 use restitch_lab::{comparison_svg, occupancy_svg};
+use restitch_report::paragraph;
 use restitch_session::{ExitCode, LabOptions, LabRuns, LayoutChoice, SessionError, lab, write_result};
 
 /// Compares layouts; prints the table and writes the pictures.
@@ -32,9 +33,8 @@ pub fn lab_command(options: Lab) -> Result<i32, SessionError> {
     progress.finish();
     let failed = |why: Why| SessionError::Command { command: "lab".into(), why };
     let mut table = comparison.to_text();
-    table.push_str("\nseconds to lay out:");
-    seconds.iter().for_each(|(name, s)| table.push_str(&format!(" {name} {s:.2}")));
-    table.push('\n');
+    let took: Vec<String> = seconds.iter().map(|(name, s)| format!("{name} {s:.2}")).collect();
+    table.push_str(&format!("\n{}", paragraph("seconds to lay out: ", &took.join(", "))));
     let to_stdout = options.json.as_deref().is_some_and(|p| p.as_os_str() == "-");
     if !to_stdout {
         print!("{table}");

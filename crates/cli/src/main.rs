@@ -23,9 +23,11 @@ mod process_number;
 mod profile_args;
 mod profile_commands;
 mod progress;
+mod remedy;
 mod seconds;
 mod sources;
 mod switch;
+mod tips;
 mod version_args;
 
 use clap::Parser;
@@ -38,7 +40,7 @@ fn main() -> ProcessExit {
     be_told_of_children();
     let parsed = match args::Args::try_parse() {
         Ok(parsed) => parsed,
-        Err(error) => return exit(said_instead(&error).number()),
+        Err(error) => return exit(said_instead(error).number()),
     };
     if let args::Command::DemoWorkload { arguments } = parsed.command {
         return demo::workload(arguments);
@@ -58,8 +60,9 @@ fn main() -> ProcessExit {
 
 /// Says what is wrong with the command line. Help and version, which are asked for, are no errors, and say
 /// nothing of what was given.
-fn said_instead(told: &clap::Error) -> ExitCode {
+fn said_instead(mut told: clap::Error) -> ExitCode {
     if told.use_stderr() {
+        tips::add(&mut told);
         eprint!("{}", told.render());
         return ExitCode::Usage;
     }

@@ -1,6 +1,7 @@
 //! `restitch profile`: from arguments to a session and from its result to text.
 
 use crate::profile_args::{Input, Output, ProfileCommand};
+use restitch_report::paragraph;
 use restitch_session::profiles::{
     Converted, Format, Holds, MergeWeights, ProfileInput, ProfileOutput, WriteOptions, compare_profiles,
     convert_profile, merge_profile_files, show_profile,
@@ -113,6 +114,7 @@ fn formats() {
     println!("{:<13} {:<8} {:<8} what", "name", "read", "written");
     for format in Format::ALL {
         let read = if format.holds() == Holds::Counts { "counts" } else { "order" };
-        println!("{:<13} {read:<8} {:<8} {}", format.name(), "yes", format.describe());
+        let head = format!("{:<13} {read:<8} {:<8} ", format.name(), "yes");
+        print!("{}", paragraph(&head, format.describe()));
     }
 }

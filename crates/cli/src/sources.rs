@@ -18,7 +18,8 @@ pub struct SourceOptions {
     /// lbr (branch records of the hardware), ip (samples of instructions alone); auto counts.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: Source,
-    /// With any source but count: the share of the program's running time that it may cost, in percent.
+    /// With any source but count: the share of the program's processor time for which it may be held or
+    /// slowed down on average, in percent. restitch's own work at the same time is not part of it.
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = percent)]
     pub overhead: f64,
     /// With any source but count, how far apart records or samples of a thread are, in place of --overhead:

@@ -58,7 +58,7 @@ impl Working {
     fn finish(mut self) -> Finished {
         let read = |pipe: Option<&mut dyn Read>| {
             let mut text = String::new();
-            pipe.expect("a pipe").read_to_string(&mut text).unwrap();
+            pipe.map(|pipe| pipe.read_to_string(&mut text).unwrap());
             text
         };
         let child = self.0.child();
@@ -251,6 +251,39 @@ fn a_full_pipe_that_nobody_reads_does_not_keep_it_from_ending() {
     done.expect(128 + TERM);
     assert!(done.stderr.contains("ended by SIGTERM") && done.stderr.contains(path), "{}", done.stderr);
     target.assert_computing("while a pipe was full");
+    target.stop();
+}
+
+/// The same of standard output, which was opened by somebody else: for JSON and for text.
+#[test]
+fn a_full_standard_output_that_nobody_reads_does_not_keep_it_from_ending() {
+    let mut target = require!(switch(), "gcc");
+    let restitch = Restitch::new();
+    let pid = target.pid().to_string();
+    for more in [&["--json", "-"][..], &[]] {
+        let (_reader, mut full) = std::io::pipe().unwrap();
+        std::io::Write::write_all(&mut full, &[0; 1 << 16]).unwrap();
+        let mut command = restitch.command(&["attach", &pid, "--measure", "0"]);
+        command.args(more).stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
+        let working = Working(Guarded::spawn(&mut command).unwrap());
+        drop(command);
+        await_version(&restitch, &target, "optimized");
+        // It opens the pipe for itself.
+        let ends = format!("/proc/{}/fd", working.pid());
+        let own = std::fs::read_link(format!("{ends}/1")).unwrap();
+        let opened = || {
+            let files = std::fs::read_dir(&ends).ok()?.flatten();
+            let same = files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|end| end == own));
+            (same.count() > 1).then_some(())
+        };
+        wait_until(PATIENCE, opened).expect("it writes");
+        send("TERM", working.pid());
+        let done = working.finish();
+        assert_eq!(done.status.code(), Some(128 + TERM), "{more:?}: {}", done.stderr);
+        assert!(done.stderr.contains("writing to standard output"), "{more:?}: {}", done.stderr);
+        target.assert_computing("while standard output was full");
+        target.assert_goes_back(&restitch);
+    }
     target.stop();
 }
 

@@ -135,7 +135,36 @@ fn what_cannot_be_done_says_what_can() {
     no(&["compare", "profile"], code::USAGE, &[]);
     std::fs::write(recorded.at("noise"), "what is this\n").expect("writable");
     no(&["show", "noise"], code::BAD_INPUT, &["profile formats"]);
+    no(&["show", "/etc/passwd"], code::BAD_INPUT, &["profile formats"]);
     recorded.restitch.run(&["profile", "formats"]).expect(code::DONE);
+}
+
+/// Names that occur in no function of the program make no layout, and no copy of it.
+#[test]
+fn profiles_by_names_that_the_program_does_not_have_are_refused() {
+    let recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
+    let write = |name: &str, text: &str| std::fs::write(recorded.at(name), text).expect("writable");
+    write("words", "one\ntwo\n");
+    write("other.fdata", "1 one 1c 1 one 30 0 10\n1 two 1c 1 two 30 0 10\n");
+    write("other.afdo", "one:184019:0\n 4: 534\n");
+    write("no_lbr.fdata", "no_lbr cycles:\n1 one 1c 10\n");
+    for (name, words) in [
+        ("words", "none of the 2 names"),
+        ("other.fdata", "2 names of the profile are not in"),
+        ("other.afdo", "1 of 1 functions"),
+        ("no_lbr.fdata", "nothing that it counts"),
+    ] {
+        let program = recorded.program.display().to_string();
+        let refused = |finished| expect_message(&finished, code::BAD_INPUT, &[name, words, &program]);
+        refused(recorded.profile(&["show", name]));
+        refused(recorded.profile(&["convert", name, "-o", "out.order"]));
+        for arguments in [&["optimize", "-o", "new"][..], &["lab"]] {
+            let mut command = recorded.restitch.command(arguments);
+            command.arg(&recorded.program).args(["--profile", name]);
+            refused(finish(command.current_dir(recorded.folder.path())));
+        }
+        assert!(!recorded.at("new").exists() && !recorded.at("out.order").exists());
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Restitch, Target, code, stoppable};
-use restitch_testkit::{Finished, copy_program, find_program, require, scratch};
+use restitch_testkit::{Finished, compile, copy_program, find_program, program, require, scratch};
 use std::path::{Path, PathBuf};
 
 /// A window's title, a colour, and a mark that shows what follows from right to left.
@@ -131,4 +131,47 @@ fn messages_are_as_wide_as_the_terminal() {
     }
     // Of a terminal that does not tell.
     assert!(in_terminal(0).lines().all(|line| line.chars().count() <= 80), "{}", in_terminal(0));
+}
+
+/// Whether or not anybody knows how wide a terminal is, results are for people.
+#[test]
+fn results_fit_into_eighty_columns() {
+    let program = require!(compile(&program("switch.c"), &["-O2"]).ok(), "gcc");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (program, profile, cache) = (program.display().to_string(), at("profile"), at("cache"));
+    let recorded = restitch.run(&["record", "-o", &profile, "--", &program]);
+    let batched = restitch.run(&["batch", "--cache", &cache, "--", "true"]);
+    let lab = ["lab", &program, "--profile", &profile, "--layouts", "original,ext-tsp", "--steps", "20000"];
+    let ways = [&lab[..], &["--duplicate", "on", "--prefetch", "on"]].concat();
+    let runs = [&lab[..], &["--rounds", "1", "--", &program]].concat();
+    let commands = [
+        &lab[..],
+        &ways,
+        &runs,
+        &["analyze", &program],
+        &["profile", "formats"],
+        &["profile", "show", &profile],
+        &["doctor"],
+        &["kernel", "doctor"],
+        &["kernel", "status"],
+    ];
+    let results = commands.map(|arguments| restitch.run(arguments));
+    let is_fit = |line: &str| line.chars().count() <= 80 || line.split_whitespace().count() == 1;
+    // Those of `profile show` end with the names of functions, which have any length.
+    for finished in [recorded, batched].iter().chain(&results) {
+        let text = format!("{}{}", finished.stdout, finished.stderr);
+        let long: Vec<&str> = text
+            .lines()
+            .filter(|line| !is_fit(line) && !line.starts_with("restitch: ") && !line.contains("% "))
+            .collect();
+        assert!(!text.is_empty() && long.is_empty(), "{long:#?}");
+    }
+    // In a terminal all lines do.
+    let script = require!(find_program("script"), "script");
+    let line = format!("stty rows 24 cols 80; {} profile show {profile}", env!("CARGO_BIN_EXE_restitch"));
+    let mut command = std::process::Command::new(&script);
+    command.args(["-qec", &line, "/dev/null"]).stdin(std::process::Stdio::null());
+    let shown = common::finish(&mut command).stdout.replace('\r', "");
+    assert!(shown.contains("block executions") && shown.lines().all(is_fit), "{shown}");
 }

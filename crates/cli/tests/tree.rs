@@ -172,6 +172,12 @@ fn a_tree_is_moved_and_given_back() {
     let shown = restitch.status(late);
     shown.expect(code::DONE);
     assert!(shown.stdout.contains("optimized"), "{}", shown.stdout);
+    // Without a number it lists all of them, each once.
+    let listed = restitch.run(&["status"]).stdout;
+    for pid in forker.all() {
+        let of_it = listed.lines().filter(|line| line.starts_with(&format!("{pid} "))).count();
+        assert_eq!(of_it, 1, "{pid}: {listed}");
+    }
     let told = restitch.run(&["revert", &pid, "--tree"]);
     told.expect(code::DONE);
     for pid in forker.all() {

@@ -1,10 +1,9 @@
 //! All layouts side by side.
 
-use std::fmt::Write as _;
-
 use restitch_layout::{Layout, Score};
 use restitch_profile::Profile;
 use restitch_program::Program;
+use restitch_report::{paragraph, table};
 use serde::Serialize;
 
 use crate::machine::Machine;
@@ -17,6 +16,9 @@ use crate::trace::Trace;
 
 /// Share of the executed bytes that counts as hot for [`Occupancy`].
 const HOT: f64 = 0.9;
+
+/// What the numbers of the table are.
+const LEGEND: &str = "events per 1000 bytes of executed code; cost: cycles that the front end may lose by them; used: bytes of fetched lines that ran before they were displaced";
 
 /// A comparison of layouts of one program.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -95,18 +97,15 @@ impl Comparison {
         self.measured = Some(measured);
     }
 
-    /// A table for people: events per 1,000 bytes of executed code.
+    /// A table for people, in 80 columns: events per 1,000 bytes of executed code.
     pub fn to_text(&self) -> String {
         let source =
             self.seed.map_or_else(|| "branch records".to_owned(), |seed| format!("a walk with seed {seed}"));
-        let wide = self.entries.iter().map(|e| e.name.chars().count()).fold(18, usize::max);
-        let mut out = format!("machine: {}; {} steps of {source}\n", self.machine.name, self.steps);
-        out.push_str(
-            "events per 1000 bytes of executed code; cost: cycles that the front end may lose by them; used: bytes of fetched lines that ran before they were displaced\n\n",
-        );
-        let _ = writeln!(
-            out,
-            "{:<wide$} {:>8} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>9}",
+        let mut out =
+            paragraph("", &format!("machine: {}; {} steps of {source}", self.machine.name, self.steps));
+        out += &paragraph("", LEGEND);
+        out.push('\n');
+        let heads = [
             "layout",
             "cost",
             "L1i",
@@ -118,31 +117,33 @@ impl Comparison {
             "taken",
             "falls",
             "pages",
-            "conflicts"
-        );
-        for e in &self.entries {
-            let rate = |n: u64| 1000.0 * n as f64 / e.counts.bytes.max(1) as f64;
-            let c = &e.counts;
-            let _ = writeln!(
-                out,
-                "{:<wide$} {:>8.2} {:>8.4} {:>5.1}% {:>8.4} {:>8.4} {:>8.4} {:>8.4} {:>8.3} {:>6.1}% {:>7} {:>9}",
-                e.name,
-                e.cost,
-                rate(c.l1i),
-                100.0 * c.used_share(self.machine.line),
-                rate(c.l2),
-                rate(c.itlb),
-                rate(c.stlb),
-                rate(c.btb),
-                rate(c.taken),
-                100.0 * e.fall_through,
-                e.pages,
-                e.occupancy.excess(),
-            );
-        }
+            "conflicts",
+        ];
+        let rows: Vec<(String, Vec<String>)> =
+            self.entries.iter().map(|entry| (entry.name.clone(), self.cells(entry))).collect();
+        out += &table(&heads, &rows);
         self.prefetches_to_text(&mut out);
-        out.extend(self.measured.iter().map(|measured| measured.to_text(wide)));
+        out.extend(self.measured.iter().map(Measured::to_text));
         out
+    }
+
+    /// What stands behind a layout's name.
+    fn cells(&self, e: &Entry) -> Vec<String> {
+        let c = &e.counts;
+        let rate = |n: u64| 1000.0 * n as f64 / c.bytes.max(1) as f64;
+        vec![
+            format!("{:.2}", e.cost),
+            format!("{:.4}", rate(c.l1i)),
+            format!("{:.1}%", 100.0 * c.used_share(self.machine.line)),
+            format!("{:.4}", rate(c.l2)),
+            format!("{:.4}", rate(c.itlb)),
+            format!("{:.4}", rate(c.stlb)),
+            format!("{:.4}", rate(c.btb)),
+            format!("{:.3}", rate(c.taken)),
+            format!("{:.1}%", 100.0 * e.fall_through),
+            e.pages.to_string(),
+            e.occupancy.excess().to_string(),
+        ]
     }
 
     /// What fetching ahead does, of the layouts that do: each stands behind itself without it, and behind
@@ -151,8 +152,7 @@ impl Comparison {
         for three in self.entries.windows(3).filter(|e| e[0].prefetches == 0 && e[1].prefetches > 0) {
             let rate = |e: &Entry, n: u64| 1000.0 * n as f64 / e.counts.bytes.max(1) as f64;
             let (off, padded, on) = (&three[0], &three[1], &three[2]);
-            let _ = writeln!(
-                out,
+            let words = format!(
                 "{}: {} lines fetched ahead, {:.4} executed; L2 misses {:.4} before, {:.4} with the bytes alone, {:.4} with them",
                 on.name,
                 on.prefetches,
@@ -161,6 +161,7 @@ impl Comparison {
                 rate(padded, padded.counts.l2),
                 rate(on, on.counts.l2),
             );
+            *out += &paragraph("", &words);
         }
     }
 

@@ -1,7 +1,7 @@
 //! What layouts do on a real processor, beside what the models say.
 
+use restitch_report::{paragraph, table};
 use serde::Serialize;
-use std::fmt::Write;
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -52,27 +52,20 @@ impl Measured {
         self.correlation = pearson(&original.into_iter().chain(measured).collect::<Vec<_>>());
     }
 
-    /// A table for people.
-    pub(crate) fn to_text(&self, wide: usize) -> String {
-        let mut out = format!(
-            "\non this processor, {} rounds of `{}`, each against the original beside it: median [interval]\n\n",
+    /// A table for people, in 80 columns.
+    pub(crate) fn to_text(&self) -> String {
+        let words = format!(
+            "on this processor, {} rounds of `{}`, each against the original beside it: median [interval]",
             self.rounds, self.command
         );
-        let names = self.events.iter().fold(String::new(), |mut line, name| {
-            let _ = write!(line, " {name:>22}");
-            line
-        });
-        let _ = writeln!(out, "{:<wide$}{names}", "layout");
-        for layout in &self.layouts {
-            let _ = write!(out, "{:<wide$}", layout.name);
-            for r in &layout.ratios {
-                let shown = format!("{:.3} [{:.3}, {:.3}]", r.median, r.low, r.high);
-                let _ = write!(out, " {shown:>22}");
-            }
-            out.push('\n');
-        }
+        let heads: Vec<&str> = ["layout"].into_iter().chain(self.events.iter().map(String::as_str)).collect();
+        let cell = |r: &Ratio| format!("{:.3} [{:.3}, {:.3}]", r.median, r.low, r.high);
+        let row = |l: &MeasuredLayout| (l.name.clone(), l.ratios.iter().map(cell).collect());
+        let rows: Vec<(String, Vec<String>)> = self.layouts.iter().map(row).collect();
+        let mut out = format!("\n{}\n{}", paragraph("", &words), table(&heads, &rows));
         if let (Some(r), Some(event)) = (self.correlation, self.events.first()) {
-            let _ = writeln!(out, "\ncost by the models against {event}: r = {r:.2}");
+            out +=
+                &format!("\n{}", paragraph("", &format!("cost by the models against {event}: r = {r:.2}")));
         }
         out
     }

@@ -211,7 +211,13 @@ fn a_comparison_can_be_read_drawn_and_repeated() {
     assert_eq!(comparison, run());
     let names: Vec<&str> = comparison.entries.iter().map(|e| e.name.as_str()).collect();
     assert_eq!(names, ["as it is", "c3", "ext-tsp"]);
-    assert_eq!(comparison.to_text().lines().count(), 7);
+    let text = comparison.to_text();
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    for column in ["cost", "L1i", "used", "L2", "iTLB", "sTLB", "BTB", "taken", "falls", "pages", "conflicts"]
+    {
+        let is_head = |line: &&str| line.starts_with("layout") && line.contains(column);
+        assert_eq!(text.lines().filter(is_head).count(), 1, "{text}");
+    }
     let json: serde_json::Value = serde_json::from_str(&comparison.to_json().unwrap()).unwrap();
     assert_eq!(json["entries"][1]["name"], "c3");
     for svg in [comparison_svg(&comparison).unwrap(), occupancy_svg(&comparison).unwrap()] {

@@ -4,7 +4,9 @@
 use crate::analysis::Analyzed;
 use crate::disk;
 use crate::error::PipelineError;
-use crate::profiles::{Code, ProfileInput, Sampled, load_bytes, of_samples, only_samples, resolve};
+use crate::profiles::{
+    Code, ProfileInput, Sampled, counts_nothing, load_bytes, of_samples, only_samples, resolve,
+};
 use crate::recorded_builds::of_build;
 use restitch_apply::{Why, explained};
 use restitch_profile::{ModuleProfile, Profile, ProfileFile, import_perf_data, sample_coverage};
@@ -56,16 +58,19 @@ fn from_text(
     request: ProfileRequest<'_>,
     module: &Analyzed,
 ) -> Result<(Profile, Vec<String>), PipelineError> {
-    if let Some(why) = without_counts(format) {
-        return Err(bad(request, why));
-    }
     let mut code = Code::with(request.program, module.clone());
     let input =
         ProfileInput { path: request.profile.to_owned(), format: Some(format), sampled: Sampled::default() };
     let loaded = load_bytes(bytes, &input, &mut code)?;
+    if let Some(why) = without_counts(format) {
+        return Err(bad(request, why));
+    }
     let part = loaded.modules.first().ok_or_else(|| no_part(request, &[]))?;
     let (profile, mut warnings) = resolve(part, code.of(part, request.profile)?)?;
     warnings.extend(loaded.notes);
+    if profile.blocks.iter().all(|count| *count == 0) {
+        return Err(counts_nothing(request.profile, request.program, &warnings));
+    }
     Ok((profile, warnings))
 }
 
@@ -74,9 +79,19 @@ pub fn without_counts(format: Format) -> Option<String> {
     (format.holds() == Holds::Order).then(|| {
         format!(
             "{} says in which order code stands, not how often it runs; give a profile with counts",
-            format.describe()
+            described(format)
         )
     })
+}
+
+/// The format in words. Any text with one word a line may be a symbol order.
+fn described(format: Format) -> String {
+    match format {
+        Format::SymbolOrder => {
+            format!("it is text with one word a line, which is a {} and", format.describe())
+        }
+        _ => format.describe().into(),
+    }
 }
 
 fn bad(request: ProfileRequest<'_>, why: impl Into<Why>) -> PipelineError {

@@ -191,9 +191,20 @@ fn of_text(head: &str) -> Option<Format> {
         [first] if first.starts_with("!!") => None,
         [first] if first.starts_with('!') => Some(Format::PropellerClusters),
         [first] if is_autofdo_header(first) => Some(Format::AutoFdo),
-        [_] => Some(Format::SymbolOrder),
+        [_] if are_symbols(head) => Some(Format::SymbolOrder),
         _ => None,
     }
+}
+
+/// Whether each line is one word, or none, that may be a function's symbol: compilers put other characters
+/// than these into names.
+fn are_symbols(head: &str) -> bool {
+    let lines = head.lines().map(|line| line.split('#').next().unwrap_or_default());
+    lines.into_iter().all(|line| {
+        let mut words = line.split_whitespace();
+        words.next().is_none_or(|word| !word.contains([':', ',', '\\', '=', ';', '"']))
+            && words.next().is_none()
+    })
 }
 
 /// `name:total:head`
@@ -230,7 +241,9 @@ mod tests {
         for format in Format::ALL {
             assert!(cases.iter().any(|(_, of)| *of == format), "nothing is recognised as {format}");
         }
-        for bad in [&b""[..], b"\x7fELF\x02\0\0", b"two words and more\n"] {
+        let passwd =
+            b"daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\nbin:x:2:2:bin:/bin:/usr/sbin/nologin\n";
+        for bad in [&b""[..], b"\x7fELF\x02\0\0", b"two words and more\n", b"title\ntwo words\n", passwd] {
             assert!(Format::detect(bad).unwrap_err().to_string().contains("--from"));
         }
     }

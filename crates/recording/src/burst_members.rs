@@ -112,7 +112,7 @@ impl Members {
                 Err(_) if !live.target().process.is_alive() => {}
                 Err(error) => {
                     let _ = live.revert();
-                    self.refused.insert(pid, error.to_string());
+                    self.refused.insert(pid, reason(&error));
                 }
             }
         }
@@ -186,23 +186,46 @@ fn map_into(
     let pid = live.target().pid();
     refuse_shadow_stack(pid)?;
     live.lock()?;
+    let mut kept = Vec::new();
     if !live.has_windows() && !live.journal().is_empty() {
         // Inherited from a process that is being recorded, with that one's window.
         live.revert()?;
-        live.reclaim()?;
+        kept = live.reclaim()?.kept;
     }
     live.may_have_more()?;
-    let refused = |why: &str| SessionError::Refused { pid, why: why.into() };
     if !live.has_windows() && !live.journal().is_empty() {
-        return Err(refused("a version has to stay mapped in it"));
+        return Err(stays(live, kept));
     }
     let incoming = incoming(live, leader, &versions.of, VersionKind::Burst);
     if incoming.len() != versions.of.len() {
-        return Err(refused("its libraries lie elsewhere than those of the others"));
+        let why = "its libraries lie elsewhere than those of the others";
+        return Err(SessionError::Refused { pid, why: why.into() });
     }
     let window = live.map_tracing(None, &incoming)?;
     records.open(pid)?;
     code(pid, versions, window)
+}
+
+/// That something has to stay mapped in a process that has its original code again: `kept` is what a look
+/// through it has found, by number.
+fn stays(live: &AttachedProcess, kept: Vec<(u32, String)>) -> SessionError {
+    let pid = live.target().pid();
+    let is_there = |number: u32| live.journal().versions.iter().any(|version| version.number == number);
+    match kept.into_iter().find(|(number, _)| is_there(*number)) {
+        Some((number, why)) => SessionError::Stays { pid, number, why },
+        None => SessionError::Refused { pid, why: "code of restitch has to stay mapped in it".into() },
+    }
+}
+
+/// Why a process of a tree is not recorded, where it is named already.
+fn reason(error: &SessionError) -> String {
+    match error {
+        SessionError::Refused { why, .. } => why.clone(),
+        SessionError::Stays { number, why, .. } => format!(
+            "version {number} stays mapped in it, unused: {why}; bursts are recorded only where no other version is mapped"
+        ),
+        other => other.to_string(),
+    }
 }
 
 fn code(pid: i32, versions: &Versions, window: File) -> Result<BurstCode, SessionError> {

@@ -17,6 +17,7 @@ mod kernel_counts;
 mod model;
 mod occupancy;
 pub mod stats;
+mod table;
 mod text;
 mod units;
 mod verdict;
@@ -31,6 +32,7 @@ pub use group::{
 pub use kernel_counts::{COUNTS_SCHEMA_VERSION, CountedBlock, CountedEdge, CountedFunction, CountsReport};
 pub use model::*;
 pub use occupancy::{CacheShape, Occupancy};
+pub use table::table;
 pub use text::{WIDTH, message, paragraph};
 pub use units::{bytes, count, counted, ending};
 pub use verdict::{Better, Helped, Outcome, Verdict};

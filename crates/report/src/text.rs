@@ -16,6 +16,8 @@ const LABEL: usize = 12;
 const HOTTEST: usize = 5;
 /// Columns of a hot function's name and numbers of blocks together.
 const NAME_AND_BLOCKS: usize = 53;
+/// A line that begins with blanks goes on so many columns further to the right.
+const HANGING: usize = 2;
 /// Columns of the longer bar.
 const BAR: f64 = 40.0;
 
@@ -45,10 +47,11 @@ impl Page {
 }
 
 /// `head` and the words behind it, wrapped below each other at 80 columns; control characters are shown.
+/// Words stay whole, and so do commands in backquotes, which are to be copied.
 pub fn paragraph(head: &str, words: &str) -> String {
     let indent = head.chars().count();
     let (mut page, mut line, mut empty) = (String::new(), head.to_owned(), true);
-    for word in visible(words).split_whitespace() {
+    for word in unbroken(visible(words).split_whitespace()) {
         if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
             page.push_str(&line);
             page.push('\n');
@@ -58,22 +61,25 @@ pub fn paragraph(head: &str, words: &str) -> String {
         if !empty {
             line.push(' ');
         }
-        line.push_str(word);
+        line.push_str(&word);
         empty = false;
     }
     page + line.trim_end() + "\n"
 }
 
-/// A message for a terminal of `width` columns: wrapped below its first word, where that ends with a colon.
-/// Words stay whole, and so do commands in backquotes, which are to be copied.
+/// A message for a terminal of `width` columns: wrapped below its first word, where that ends with a colon,
+/// or behind the blanks that it begins with. Words stay whole, and so do commands in backquotes, which are to
+/// be copied.
 pub fn message(text: &str, width: usize) -> String {
+    let blanks = text.len() - text.trim_start_matches(' ').len();
     let (head, words) = match text.split_once(": ") {
+        _ if blanks > 0 => (" ".repeat(blanks), &text[blanks..]),
         Some((head, words)) if !head.contains(' ') => (format!("{head}: "), words),
         _ => (String::new(), text),
     };
-    let indent = head.chars().count();
+    let indent = head.chars().count() + if blanks > 0 { HANGING } else { 0 };
     let (mut lines, mut line, mut begun) = (String::new(), head, false);
-    for word in unbroken(words) {
+    for word in unbroken(words.split(' ')) {
         if begun && line.chars().count() + 1 + word.chars().count() > width {
             lines.push_str(&line);
             lines.push('\n');
@@ -88,10 +94,10 @@ pub fn message(text: &str, width: usize) -> String {
 }
 
 /// Words, and what stands between two backquotes as one.
-fn unbroken(text: &str) -> Vec<String> {
+fn unbroken<'a>(words: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut is_open = false;
-    for word in text.split(' ') {
+    for word in words {
         match all.last_mut().filter(|_| is_open) {
             Some(command) => {
                 command.push(' ');
@@ -100,6 +106,9 @@ fn unbroken(text: &str) -> Vec<String> {
             None => all.push(word.into()),
         }
         is_open ^= word.matches('`').count() % 2 == 1;
+    }
+    if let Some(unclosed) = all.pop_if(|_| is_open) {
+        all.extend(unclosed.split(' ').map(String::from));
     }
     all
 }
@@ -482,11 +491,24 @@ mod tests {
         let wrapped = "restitch: process 7 ended; look\n          its number up\n          (`pgrep -a NAME`) and\n          try again\n";
         assert_eq!(message(text, 32), wrapped);
         assert_eq!(message(text, 200), format!("{text}\n"));
+        let item = "  version 3 of /usr/bin/it: optimized, 12 KiB, retired";
+        assert_eq!(message(item, 40), "  version 3 of /usr/bin/it: optimized,\n    12 KiB, retired\n");
         let path = "/a/long/path/that/has/no/blank/in/it";
         assert_eq!(
             message(&format!("restitch: reading {path}: no"), 20),
             format!("restitch: reading\n          {path}:\n          no\n")
         );
+    }
+
+    #[test]
+    fn paragraphs_are_wrapped_between_words_and_not_in_commands() {
+        let words =
+            "as many words as do not leave room for a command on the same line: `sudo sysctl kernel.a=1`";
+        let lines = paragraph("    ", words);
+        assert!(lines.contains("\n    `sudo sysctl kernel.a=1`\n"), "{lines}");
+        let unclosed =
+            "a ` that nothing closes, and many words behind it that have to be wrapped all the same";
+        assert!(paragraph("", unclosed).lines().all(|line| line.chars().count() <= WIDTH));
     }
 
     #[test]

@@ -165,9 +165,10 @@ fn carry_out(
     let switched = put_in_force(job, counting, built.made)?;
     describe(job, built.chosen, built.made);
     tell_of_switches(job, counting, &switched);
+    let is_measured = job.windows.can_measure();
     judge(job, before)?;
     large_page_bytes(job.set, &built.made.versions, &mut job.result);
-    job.timings.end("measuring");
+    job.timings.end(if is_measured { "measuring" } else { "looking back" });
     job.result.target = target_of(job.set);
     Ok(())
 }

@@ -15,7 +15,7 @@ use restitch_pipeline::PipelineError;
 use restitch_pipeline::disk::read_profile;
 use restitch_pipeline::imports::without_counts;
 use restitch_pipeline::profiles::{
-    Code, Loaded, LoadedModule, ProfileInput, Sampled, load_bytes, resolve_in,
+    Code, Loaded, LoadedModule, ProfileInput, Sampled, counts_nothing, load_bytes, resolve_in,
 };
 use restitch_processes::SessionError;
 use restitch_processes::modules::{Chosen, may_be_changed};
@@ -175,6 +175,10 @@ impl GivenProfile {
                 (_, Some(part)) => resolve_in(part, &module.analyzed, &module.path)?,
                 (_, None) => continue,
             };
+            let is_empty = resolved.0.blocks.iter().all(|count| *count == 0);
+            if is_empty && matches!(self.content, Content::OfOneProgram(..)) {
+                return Err(counts_nothing(&self.path, &module.path, &resolved.1).into());
+            }
             notes.extend(resolved.1.iter().map(|note| format!("{}: {note}", module.path.display())));
             found.push((module, resolved.0));
         }

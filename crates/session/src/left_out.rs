@@ -66,7 +66,9 @@ impl LeftOut {
     pub fn tell(&self, result: &mut report::RunResult) {
         for (path, samples, why) in &self.list {
             let path = path.display().to_string();
-            result.warnings.push(format!("{path} ({samples} of the samples): {why}"));
+            // None are known where nothing was sampled.
+            let share = if *samples > 0 { format!(" ({samples} of the samples)") } else { String::new() };
+            result.warnings.push(format!("{path}{share}: {why}"));
             result.left_out.push(report::LeftOut { path, why: why.clone(), samples: *samples });
         }
     }
@@ -95,5 +97,21 @@ fn reason(error: &SessionError) -> String {
         }
         SessionError::NothingMoves { .. } => "what runs in it is best left where it is".into(),
         other => format!("it stays as it is: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_told_where_there_are_some() {
+        let target = report::Target { program: String::new(), pid: None, processes: 0, threads: 0 };
+        let mut result = report::RunResult::new("attach", target);
+        let mut left_out = LeftOut::default();
+        left_out.add(Path::new("/lib/a"), 0, "it stays".into());
+        left_out.add(Path::new("/lib/b"), 7, "it stays".into());
+        left_out.tell(&mut result);
+        assert_eq!(result.warnings, ["/lib/a: it stays", "/lib/b (7 of the samples): it stays"]);
     }
 }

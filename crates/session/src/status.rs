@@ -36,8 +36,8 @@ pub struct ProcessStatus {
     pub lost: Option<String>,
 }
 
-/// The state of process `pid`, or of all processes that have a journal. Journals of ended processes are
-/// removed.
+/// The state of process `pid`, or of all processes that have a journal, or have inherited versions from one
+/// that has. Journals of ended processes are removed.
 ///
 /// # Errors
 /// If the state directory cannot be used; with `pid` also if the process cannot be read.
@@ -59,9 +59,13 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
         }
     }
     if pid.is_none() {
+        // Those that have inherited a layout, and those whose state files are gone.
         out.extend(dir.without_journal().into_iter().filter_map(|one| {
-            let error = AttachedProcess::open(one, dir.clone()).err()?;
-            matches!(error, ProcessError::StateLost { .. }).then(|| lost(one, &error))
+            match AttachedProcess::open(one, dir.clone()) {
+                Ok(heir) => status_of(&heir).ok().filter(|found| !found.versions.is_empty()),
+                Err(error @ ProcessError::StateLost { .. }) => Some(lost(one, &error)),
+                Err(_) => None,
+            }
         }));
     }
     Ok(out)

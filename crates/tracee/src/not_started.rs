@@ -42,6 +42,10 @@ pub(crate) fn advice(program: &OsStr, source: &io::Error) -> String {
         },
         (ErrorKind::NotADirectory, _) => "check the path".into(),
         (ErrorKind::NotFound, None) if has_folder(program) => "check the path".into(),
+        (ErrorKind::NotFound, None) if program.as_encoded_bytes().iter().all(u8::is_ascii_digit) => format!(
+            "it is in no folder of PATH; a process that runs is named by `restitch attach {0}` or `restitch record --pid {0}`",
+            program.display()
+        ),
         (ErrorKind::NotFound, None) => "it is in no folder of PATH; check the name, or give its path".into(),
         (ErrorKind::PermissionDenied, Some(path)) if path.is_dir() => "it is a folder; name a program".into(),
         (ErrorKind::PermissionDenied, Some(path)) if !is_executable(&path) => {
@@ -123,6 +127,7 @@ mod tests {
             (OsStr::new("/no/such/program"), not_found, "check the path"),
             (OsStr::new("/etc/passwd/x"), no_folder, "check the path"),
             (OsStr::new("no-such-program"), not_found, "no folder of PATH"),
+            (OsStr::new("99999999"), not_found, "`restitch record --pid 99999999`"),
             (&script, not_found, "/no/interpreter, which its first line"),
             (&elf, not_found, "loader"),
             (folder.path().as_os_str(), denied, "it is a folder"),

@@ -18,6 +18,7 @@ use restitch_profile_formats::{
     Format, FormatError, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller,
 };
 use restitch_program::Program;
+use restitch_report::counted;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -76,20 +77,60 @@ pub fn load_bytes(bytes: &[u8], input: &ProfileInput, code: &mut Code) -> Result
             loaded.modules = Loaded::of_counts(file, path).modules;
         }
         Reader::PerfData => load_perf_data(bytes, input.sampled, code, &mut loaded).map_err(bad)?,
-        Reader::Order(read) => loaded.order = read(text()?).map_err(|e| bad(e.into()))?,
+        Reader::Order(read) => {
+            loaded.order = read(text()?).map_err(|e| bad(e.into()))?;
+            refuse_strange_names(&loaded, code)?;
+        }
         Reader::Records(read) => {
             let text = text()?;
             let known = code.only(path)?;
             let records = read(text, known, &mut loaded.notes).map_err(|e| bad(e.into()))?;
-            loaded.modules.push(LoadedModule {
+            let module = LoadedModule {
                 path: known.path.clone(),
                 build_id: known.build_id(),
                 content: Content::Records(records),
                 sampled: input.sampled,
-            });
+            };
+            if module.weight() == 0 {
+                return Err(counts_nothing(path, &module.path, &loaded.notes));
+            }
+            loaded.modules.push(module);
         }
     }
     Ok(loaded)
+}
+
+/// That the profile at `path` has no counts of `program`; `notes` are what was said of it until then.
+pub fn counts_nothing(path: &Path, program: &Path, notes: &[String]) -> PipelineError {
+    let why = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
+    let why = format!(
+        "nothing that it counts is in {}{why}; give a profile of this program, as `restitch record` writes it",
+        program.display()
+    );
+    PipelineError::BadFile { path: path.into(), why: why.into() }
+}
+
+/// Refuses an order of symbols none of which is a function of any file that the user named: any text with one
+/// word a line looks like such an order.
+fn refuse_strange_names(loaded: &Loaded, code: &mut Code) -> Result<(), PipelineError> {
+    let programs = code.named();
+    for program in &programs {
+        let names = &code.at(program)?.names;
+        let is_known = |symbol: &String| {
+            let section = symbol.strip_prefix(".text.").and_then(|name| names.address_of(name));
+            section.or_else(|| names.address_of(symbol)).is_some()
+        };
+        if loaded.order.is_empty() || loaded.order.iter().any(is_known) {
+            return Ok(());
+        }
+    }
+    let (Some(program), number) = (programs.first(), loaded.order.len()) else { return Ok(()) };
+    let why = format!(
+        "none of the {} in it is a function of {}; is it another program's, or no profile at all?",
+        counted(number as u64, "name"),
+        program.display()
+    );
+    Err(PipelineError::BadFile { path: loaded.path.clone(), why: why.into() })
 }
 
 fn read_bolt_yaml(text: &str, known: &Known, notes: &mut Vec<String>) -> Result<Records, FormatError> {

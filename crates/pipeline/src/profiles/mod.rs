@@ -20,7 +20,7 @@ pub use restitch_profile_formats::{Format, Holds};
 pub use code::Code;
 pub use compare::compare_profiles;
 pub use covered::Covered;
-pub use load::{load, load_bytes, of_samples, only_samples, resolve, resolve_in};
+pub use load::{counts_nothing, load, load_bytes, of_samples, only_samples, resolve, resolve_in};
 pub use loaded::{Loaded, LoadedModule};
 pub use options::{ProfileInput, ProfileOutput, Sampled, WriteOptions};
 pub use show::{ModuleFacts, ProfileFacts, show_profile};

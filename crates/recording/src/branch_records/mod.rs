@@ -318,14 +318,17 @@ impl BranchRecords {
         sections.flat_map(|(bias, range)| critical_sections(&memory, bias, range)).collect()
     }
 
-    /// The module of process `pid` that holds `at`, and the address in its file, for people.
+    /// The module of process `pid` that holds `at`, and the function with the distance from its start there,
+    /// or else the address in the file, for people.
     pub fn name(&self, pid: i32, at: Avma) -> String {
-        match self.processes.get(&pid).and_then(|places| places.find(at)) {
-            Some((module, stated)) => {
-                let file = self.seen[module].path.file_name().unwrap_or_default().to_string_lossy();
-                format!("{file} {stated}")
-            }
-            None => at.to_string(),
+        let Some((module, stated)) = self.processes.get(&pid).and_then(|places| places.find(at)) else {
+            return format!("code of no file that is known, at {at}");
+        };
+        let Seen { path, image, .. } = &self.seen[module];
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        match image.symbol_containing(stated).filter(|symbol| symbol.is_function()) {
+            Some(symbol) => format!("{file} {}+{:#x}", symbol.name, stated.offset_from(symbol.range.start)),
+            None => format!("{file} at {stated}"),
         }
     }
 
@@ -460,6 +463,21 @@ mod tests {
             name: MappingName::File { path: own, deleted: false },
         };
         (mapping, start + code.file_offset.get() % restitch_address::PAGE)
+    }
+
+    #[test]
+    fn places_are_told_by_function_or_address_in_the_file() {
+        let (code, at) = mapping();
+        let mut records = BranchRecords::default();
+        records.mapped(GONE, &code);
+        let name = |offset: u64| records.name(GONE, at + offset);
+        let file = std::env::current_exe().expect("a name");
+        let file = file.file_name().expect("a name").to_string_lossy().into_owned();
+        let all: Vec<String> = (0..code.range.len() / 2).step_by(4096).map(name).collect();
+        assert!(all.iter().all(|place| place.starts_with(&format!("{file} "))), "{all:?}");
+        assert!(all.iter().any(|place| place.contains("+0x")), "{all:?}");
+        let outside = records.name(GONE, Avma::new(0x1000));
+        assert_eq!(outside, "code of no file that is known, at 0x1000");
     }
 
     #[test]
