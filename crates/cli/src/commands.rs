@@ -14,7 +14,8 @@ use crate::switch::Switch;
 use restitch_report::{RunResult, Target, bytes, count, counted, paragraph};
 use restitch_session::{
     AskedToEnd, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, NotStarted, OptimizeOptions,
-    OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject, analyze_file, attach, begin_start, continuous, doctor, instrument, kept_for_cores, optimize,
+    OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject, VersionStatus,
+    analyze_file, attach, begin_start, continuous, doctor, instrument, kept_for_cores, optimize,
     or_interrupted, record, revert, sees_roots, shows_own_namespace, status,
 };
 use std::ffi::OsString;
@@ -328,9 +329,9 @@ fn print_versions(p: &ProcessStatus) {
         return;
     }
     println!("{} {}: {} patched", p.pid, p.program, counted(p.patches as u64, "place"));
-    for (number, kind, module, bytes, retired) in &p.versions {
+    for VersionStatus { number, kind, module, bytes, is_retired } in &p.versions {
         let kind = format!("{kind:?}").to_lowercase();
-        let retired = if *retired { ", retired" } else { "" };
+        let retired = if *is_retired { ", retired" } else { "" };
         println!("  version {number} of {module}: {kind}, {} KiB{retired}", bytes / 1024);
     }
     if !p.gdb.is_empty() {
