@@ -30,6 +30,25 @@ fn the_repository_is_read() {
 }
 
 #[test]
+fn the_page_for_contributors_says_each_rule() {
+    let page = REPOSITORY.files.iter().find(|file| file.path == "CONTRIBUTING.md").expect("it is there");
+    let rows: Vec<&str> = page.text.lines().filter(|line| line.starts_with("| ")).collect();
+    let is_said = |name: &str| rows.iter().any(|row| row.contains(&format!("`{name}`")));
+    let unsaid: Vec<&str> = tidy::RULES.iter().map(|(name, _)| *name).filter(|name| !is_said(name)).collect();
+    assert!(unsaid.is_empty(), "the table of rules in CONTRIBUTING.md has no row for {unsaid:?}");
+}
+
+#[test]
+fn rules_of_the_design_have_reasons_and_what_holds_them() {
+    holds(tidy::reasoned_rules);
+    let page = "# A\n\n## B\n\n**Rule.** b\n\n*Why*: c\n\n*Held by*: d\n\n## C\n\n**Rule.** b\n\n*Why*: c\n\n### D\n\n*Held by*: d\n";
+    assert_eq!(places(tidy::reasoned_rules, &[("docs/design/a.md", page)]), ["docs/design/a.md:11"]);
+    assert!(places(tidy::reasoned_rules, &[("docs/usage/a.md", page)]).is_empty());
+    let bare = [("docs/design/a.md", "# A\n\n**Rule.** b\n")];
+    assert_eq!(places(tidy::reasoned_rules, &bare), ["docs/design/a.md:1", "docs/design/a.md:1"]);
+}
+
+#[test]
 fn unsafe_code_stays_at_the_edge() {
     holds(tidy::unsafe_code);
     let bad = "fn f() {\n    unsafe { g() }\n}\n";
@@ -92,6 +111,7 @@ fn bytes_of_instructions_stay_in_the_crates_of_the_instruction_set() {
     ] {
         assert_eq!(places(tidy::instruction_set, &[("crates/emit/src/a.rs", good)]), none, "{good}");
     }
+    assert_eq!(places(tidy::instruction_set, &[("crates/preload/agent/a.rs", "[0x66, 0x1f]\n")]).len(), 1);
     let stale = texts(tidy::instruction_set, &[("crates/apply-elf/src/startup.rs", "fn f() {}\n")]);
     assert!(stale.starts_with("holds no bytes of instructions"), "{stale}");
 }
@@ -134,6 +154,7 @@ fn code_that_names_registers_is_on_the_page_on_instruction_sets() {
             assert_eq!(found(path, code), none, "{path}: {code}");
         }
     }
+    assert_eq!(found("crates/preload/agent/sys.rs", "asm!(\"\")"), ["crates/preload/agent/sys.rs:1"]);
     for code in [
         "// r.rip\nfn rip() {}",
         "fn f() { r.ripe; Register(3) }",
@@ -150,11 +171,13 @@ fn the_size_of_a_page_is_written_once() {
     let files = [
         ("crates/emit/src/a.rs", bad),
         ("crates/address/src/a.rs", bad),
-        ("crates/preload/src/a.rs", bad),
+        ("crates/preload/src/format.rs", bad),
         ("crates/emit/src/b.rs", "const MOST: usize = 4096;\n// align_up(4096)\n"),
     ];
     let found = places(tidy::page_size, &files);
     assert_eq!(found, ["crates/emit/src/a.rs:1", "crates/emit/src/a.rs:2", "crates/emit/src/a.rs:3"]);
+    let agent = [("crates/preload/agent/sys.rs", "let first = start & !4095;\n")];
+    assert_eq!(places(tidy::page_size, &agent), ["crates/preload/agent/sys.rs:1"]);
 }
 
 #[test]
@@ -587,6 +610,8 @@ fn errors_keep_what_they_come_from() {
         "a.map_err(|e| bad(e.to_string()))",
         "a.map_err(|e| bad(format!(\"reading ({e})\")))",
         "a.map_err(|error: Io| Bad { why: format!(\"{error:?}, {}\", b(c)) })",
+        "a.map_err(|e| bad(words_of(&e)))",
+        "match a { Ok(a) => Ok(a), Err(e) => Err(Bad { pid, why: why(&e, 1) }) }",
         "a.map_err(ToString::to_string)",
         "match a { Ok(a) => Ok(a), Err(e) => Err(bad(&format!(\"ü {e}\"))) }",
         "match a { Err(e) => return Err(e.to_string()), }",
@@ -594,6 +619,7 @@ fn errors_keep_what_they_come_from() {
     ];
     let kept = [
         "a.map_err(|e| bad(e.into()))",
+        "a.map_err(|e| bad(explained(words_of(&e), e)))",
         "a.map_err(|e| bad(explained(format!(\"reading ({e})\"), e)))",
         "a.map_err(|source| Bad { why: source.to_string(), source })",
         "a.map_err(|_| format!(\"{e} is no number\"))",
@@ -666,6 +692,22 @@ fn dependencies_are_named_by_the_crates_that_ask_for_them() {
     assert!(
         findings("use perf_event_open_sys as sys;\n", "// libc\nlet a = \"libc\"; let libc2 = 0;\n")
             .starts_with("libc is")
+    );
+    // What tests alone name is for them.
+    let tests = "fn f() {}\n\n#[cfg(test)]\nmod tests {\n    use perf_event_open_sys::bindings;\n}\n";
+    for (used, tested) in [(tests, "libc::getpid();"), ("", "libc::getpid(); perf_event_open_sys::a();")] {
+        let said = findings(used, tested);
+        assert!(
+            said.starts_with("perf-event-open-sys is asked for") && said.contains("besides tests"),
+            "{said}"
+        );
+    }
+    assert_eq!(
+        findings(
+            "use perf_event_open_sys::bindings;\n\n#[cfg(test)]\nmod tests {\n    use libc::a;\n}\n",
+            ""
+        ),
+        ""
     );
     let of_target = manifest.replace("[dependencies]", "[target.'cfg(unix)'.dependencies]");
     assert!(

@@ -64,3 +64,11 @@ fn slot(image: &Image) -> u64 {
     image.identity().as_bytes().iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)))
         % 32
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_agent_has_pages_of_the_same_size() {
+        assert_eq!(restitch_preload::PAGE, restitch_address::PAGE);
+    }
+}

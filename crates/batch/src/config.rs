@@ -17,7 +17,7 @@
 //! And it is read only if it belongs to the user or to root, in folders that nobody else may write to.
 
 use crate::own_files::{MOST_OF_NOTE, check_folders, read_own};
-use restitch_apply::Why;
+use restitch_apply::{Why, explained};
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::disk::read_file;
 use serde::Deserialize;
@@ -100,7 +100,7 @@ impl Config {
     fn parse(path: &Path, bytes: &[u8]) -> Result<Self, PipelineError> {
         let text = String::from_utf8_lossy(bytes);
         let file: File = toml::from_str(&text)
-            .map_err(|e| PipelineError::BadFile { path: path.into(), why: why(&text, &e).into() })?;
+            .map_err(|e| PipelineError::BadFile { path: path.into(), why: explained(why(&text, &e), e) })?;
         let mut config = file.batch;
         config.cache = config.cache.map(|cache| from_file(&cache, path));
         Ok(config)

@@ -17,14 +17,12 @@ use restitch_image::Image;
 use restitch_layout::LayoutChoice;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
+use restitch_pipeline::counting_version::{Counters, CountingDraft};
 use restitch_pipeline::disk::write_whole;
-use restitch_pipeline::make::{Wanted, counting_layout};
 use restitch_pipeline::selection::{select, weigh};
 use restitch_preload::{COUNTS_HEADER, Counts};
 use restitch_procfs::FileLock;
-use restitch_profile::{
-    Calls, CounterPlan, Derived, ModuleProfile, ProfileFile, Weights, derive, plan_counters, scope_of,
-};
+use restitch_profile::{Derived, ModuleProfile, ProfileFile, Weights, derive};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -52,7 +50,7 @@ pub(crate) struct Job {
 /// How a module's runs are counted.
 struct Planned {
     module: Analyzed,
-    plan: CounterPlan,
+    draft: CountingDraft,
 }
 
 /// What this session has seen of the module's runs, in samples.
@@ -80,14 +78,14 @@ impl Planned {
         let address = |(at, n): (&u64, &u64)| Some((module.image.address_of(FileOffset::new(*at))?, *n));
         let by_address: BTreeMap<Svma, u64> = samples.iter().filter_map(address).collect();
         let weights = weigh(program, &by_address);
-        let scope = scope_of(program, &select(program, &weights));
-        let plan = plan_counters(program, &scope, Weights::Blocks(&weights.blocks), Calls::Return);
-        Self { module, plan }
+        let counters = Counters::wide(Weights::Blocks(&weights.blocks), false);
+        let draft = CountingDraft::of(program, &select(program, &weights), counters);
+        Self { module, draft }
     }
 
     /// FNV-1a over what the counters count.
     fn hash(&self) -> u64 {
-        let text = format!("{:?}", self.plan.counted);
+        let text = format!("{:?}", self.draft.plan.counted);
         text.bytes()
             .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
     }
@@ -115,7 +113,7 @@ impl Job {
         let module = analyze_image(Arc::new(image)).map_err(bad)?;
         let samples = samples.iter().map(|(at, n)| (at.get(), *n)).collect();
         let planned = Planned::of(module, &samples);
-        if planned.plan.counted.is_empty() {
+        if planned.draft.counts_nothing() {
             return Err(PipelineError::NothingToDo(UNCOUNTED.into()));
         }
         let mut state = Suspended::new(path.to_path_buf(), build, samples, Progress::of(runs));
@@ -151,10 +149,8 @@ impl Job {
     fn put_counting(&mut self, cache: &Cache) -> Result<(), PipelineError> {
         let Some(planned) = &self.planned else { return Ok(()) };
         let identity = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64);
-        let wanted = Wanted::counting(&planned.plan.counted, &[]);
-        let layout = counting_layout(&planned.module.program, &planned.plan);
         let (overlay, missing) =
-            counting_overlay(&self.state.path, &planned.module, &layout, wanted, identity)?;
+            counting_overlay(&self.state.path, &planned.module, &planned.draft, identity)?;
         (self.state.missing, self.state.identity) = (missing, identity);
         cache.note_path(&self.state.build_id, &self.state.path)?;
         // First the counts, so that the overlay is never there without them.
@@ -290,9 +286,9 @@ impl Job {
         }
         let Some(planned) = &self.planned else { return Err(PipelineError::NothingToDo(String::new())) };
         let program = &planned.module.program;
-        let values = &values[..planned.plan.counted.len().min(values.len())];
+        let values = &values[..planned.draft.plan.counted.len().min(values.len())];
         let derived: Derived =
-            derive(program, &planned.plan.known_without(program, values, &self.state.missing));
+            derive(program, &planned.draft.plan.known_without(program, values, &self.state.missing));
         let text = self.state.path.to_string_lossy();
         let part = ModuleProfile::of(program, &derived.profile, &self.id, &text);
         let entry = Entry {

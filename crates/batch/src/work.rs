@@ -8,12 +8,13 @@ use crate::own_files::{MOST_OF_DATA, read_own};
 use restitch_apply::Why;
 use restitch_apply_preload::{Overlay, place};
 use restitch_check::CheckedVersion;
-use restitch_layout::{Layout, LayoutChoice, Reaching};
+use restitch_layout::{LayoutChoice, Reaching};
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::analysis::{Analyzed, analyze_image};
 use restitch_pipeline::build_version::{Draft, Entrances, Source, build_version};
+use restitch_pipeline::counting_version::{CountingDraft, missing_counters};
 use restitch_pipeline::large_pages::alignment;
-use restitch_pipeline::make::{Place, Wanted, estimate, make};
+use restitch_pipeline::make::Place;
 use restitch_pipeline::timings::Timings;
 use restitch_pipeline::version_options::VersionOptions;
 use restitch_procfs::FileLock;
@@ -111,17 +112,13 @@ pub(crate) fn optimize_stored(
 pub(crate) fn counting_overlay(
     path: &Path,
     module: &Analyzed,
-    layout: &Layout,
-    wanted: Wanted<'_>,
+    draft: &CountingDraft,
     identity: u64,
 ) -> Result<(Overlay, Vec<u32>), PipelineError> {
-    let counters = wanted.counted.map_or(0, <[_]>::len);
-    let align = alignment(wanted.large_pages);
-    let size = estimate(&module.program, layout, counters).next_multiple_of(align);
-    let place = place_for(path, module, size, 8 * counters as u64, align)?;
-    let version = make(path, module, layout, place, wanted)?;
-    let missing = version.counters.as_ref().map(|c| c.missing.clone()).unwrap_or_default();
-    Ok((overlay_of(path, module, &version, identity)?, missing))
+    let room = draft.room(&module.program);
+    let place = place_for(path, module, room.version, room.counters, alignment(false))?;
+    let version = draft.build(path, module, place)?;
+    Ok((overlay_of(path, module, &version, identity)?, missing_counters(&version)))
 }
 
 /// Room for a version of `size` bytes, and for so many bytes of counters behind it.
@@ -154,7 +151,7 @@ pub(crate) mod tests {
     use restitch_address::Svma;
     use restitch_apply_preload::verify;
     use restitch_emit::RetargetKind;
-    use restitch_pipeline::make::{Ways, lay_out};
+    use restitch_pipeline::make::{Wanted, Ways, estimate, lay_out, make};
     use restitch_profile::Profile;
 
     /// `main` is never seen running and stays; what it calls in a loop is seen.

@@ -49,6 +49,17 @@ struct Outcome {
     only: bool,
 }
 
+/// A boundary at the start of a block's copy that a redirect may go to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EntryPoint {
+    /// Where it is.
+    pub version: Svma,
+    /// What it is equivalent to.
+    pub original: Svma,
+    /// Whether a counter of the block lies before it.
+    pub counted: bool,
+}
+
 impl<'a> Walk<'_, 'a> {
     /// The counter that stands at `v`, if one does: its form and that its word is one of the area's.
     pub fn counter_at(&self, v: Svma) -> Option<Counter> {
@@ -385,18 +396,18 @@ impl<'a> Walk<'_, 'a> {
         }
     }
 
-    /// The boundaries at the start of a block's copy that a redirect may go to, each with what it is
-    /// equivalent to and whether a counter lies before it: the start, behind a prefetch, behind counters and
-    /// behind `endbr64`.
-    pub fn entry_points(&self, index: usize) -> Vec<(Svma, Svma, bool)> {
+    /// Where redirects to a block's copy may go: to its start, behind a prefetch, behind counters and behind
+    /// `endbr64`.
+    pub fn entry_points(&self, index: usize) -> Vec<EntryPoint> {
         let placed = self.s.version.blocks[index];
         let Some(block) = self.s.program.blocks.get(placed.block.index()) else { return Vec::new() };
         let (mut v, mut o, mut counted) = (placed.version.start, block.start, false);
-        let mut points = vec![(v, o, counted)];
+        let point = |version, original, counted| EntryPoint { version, original, counted };
+        let mut points = vec![point(v, o, counted)];
         // To pass a prefetch by changes nothing.
         if self.fetched_at(index).is_some() {
             v = v + u64::from(crate::prefetch::LEN);
-            points.push((v, o, counted));
+            points.push(point(v, o, counted));
         }
         for _ in 0..4 {
             let endbr = [0xf3, 0x0f, 0x1e, 0xfa];
@@ -408,7 +419,7 @@ impl<'a> Walk<'_, 'a> {
             } else {
                 break;
             }
-            points.push((v, o, counted));
+            points.push(point(v, o, counted));
         }
         points
     }

@@ -1,6 +1,7 @@
 //! The patches of the original code.
 
 use crate::finding::Problem;
+use crate::path::EntryPoint;
 use crate::walk::Walk;
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use restitch_address::{Svma, SvmaRange};
@@ -116,18 +117,14 @@ impl Walk<'_, '_> {
 
     /// Where the copy of block `id` has the instruction at `at`, if that is one of its first ones: as far
     /// behind the first one's copy as it is behind the first one, and so are those between.
-    fn prologue_point(
-        &self,
-        id: BlockId,
-        at: Svma,
-        points: &[(Svma, Svma, bool)],
-    ) -> Option<(Svma, Svma, bool)> {
+    fn prologue_point(&self, id: BlockId, at: Svma, points: &[EntryPoint]) -> Option<EntryPoint> {
         let start = self.s.program.block(id).start;
-        let (v, _, counted) = *points.iter().rfind(|(_, o, _)| *o == start)?;
+        let EntryPoint { version, counted, .. } = *points.iter().rfind(|p| p.original == start)?;
         let len = u64::try_from(at.offset_from(start)).ok()?;
         let original = plain_lengths(self.s.image.read(start, len as usize)?, start)?;
-        let copied = plain_lengths(self.s.bytes(SvmaRange::new(v, len))?, v)?;
-        (original == copied && self.is_in_prologue(id, at)).then_some((v + len, at, counted))
+        let copied = plain_lengths(self.s.bytes(SvmaRange::new(version, len))?, version)?;
+        let point = EntryPoint { version: version + len, original: at, counted };
+        (original == copied && self.is_in_prologue(id, at)).then_some(point)
     }
 
     fn redirect_target(&self, redirect: &Redirect, id: BlockId) -> Result<(), &'static str> {
@@ -139,11 +136,13 @@ impl Walk<'_, '_> {
         let is_same = |o: Svma| o == redirect.at || (o == start && endbr && redirect.at == start + 4);
         let behind = self.prologue_point(id, redirect.at, &points);
         let mut all = points.iter().chain(&behind);
-        let point = all.find(|(v, o, _)| *v == redirect.to && is_same(*o));
+        let point = all.find(|p| p.version == redirect.to && is_same(p.original));
         match point {
             None => Err("it does not lead to the equivalent instruction"),
-            Some((.., true)) => Err("it leads past the block's counter"),
-            Some((v, ..)) if self.s.bytes(SvmaRange::new(*v, 1)).is_none() => Err("it leads outside"),
+            Some(point) if point.counted => Err("it leads past the block's counter"),
+            Some(point) if self.s.bytes(SvmaRange::new(point.version, 1)).is_none() => {
+                Err("it leads outside")
+            }
             Some(_) => Ok(()),
         }
     }

@@ -5,7 +5,7 @@ use crate::layout_names::LayoutNames;
 use crate::outputs::check_outputs;
 use crate::switch::Switch;
 use clap::{Args, Subcommand};
-use restitch_batch::cache::{Cache, MOST_BYTES, check_export};
+use restitch_batch::cache::{Cache, Entry, MOST_BYTES, check_export};
 use restitch_batch::config::Config;
 use restitch_batch::{
     BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, is_busy, optimize_pending,
@@ -222,16 +222,11 @@ fn text(report: &BatchReport) -> String {
 }
 
 fn optimized(o: &Optimized) -> String {
-    let per_run = |r: &restitch_batch::Runs| r.seconds / r.runs.max(1) as f64;
     let words = format!(
         "{}{}: {}",
         visible_line(&o.path.to_string_lossy()),
         if o.replaced { " (until another build replaced it)" } else { "" },
-        match (o.in_force, o.new) {
-            (false, _) => format!("profiled in {}, not laid out yet", counted(o.profiled_runs, "run")),
-            (true, true) => format!("optimized in this session, from {}", counted(o.profiled_runs, "run")),
-            (true, false) => "optimized before".into(),
-        }
+        state(o)
     );
     let mut out = paragraph("  ", &words);
     let kinds = [
@@ -245,15 +240,27 @@ fn optimized(o: &Optimized) -> String {
             "    {name:>9}: {}, {:.1} s of user code, {:.3} s a run\n",
             counted(runs.runs, "run"),
             runs.seconds,
-            per_run(runs)
+            runs.seconds / runs.runs as f64
         ));
     }
-    out + &saved(o)
+    if let (Some(saved), Some(within)) = (o.saved_seconds_per_run, o.saved_within) {
+        let (kind, words) = gain(o, saved, within);
+        out.push_str(&paragraph(&format!("    {kind}: "), &(words + &break_even(o))));
+    }
+    out
 }
 
-/// What a run saves, if that is known.
-fn saved(o: &Optimized) -> String {
-    let (Some(saved), Some(within)) = (o.saved_seconds_per_run, o.saved_within) else { return String::new() };
+/// How far a module has come.
+fn state(o: &Optimized) -> String {
+    match (o.in_force, o.new) {
+        (false, _) => format!("profiled in {}, not laid out yet", counted(o.profiled_runs, "run")),
+        (true, true) => format!("optimized in this session, from {}", counted(o.profiled_runs, "run")),
+        (true, false) => "optimized before".into(),
+    }
+}
+
+/// What a run takes less, or more: `saved` seconds, give or take `within`. What that is called, and figures.
+fn gain(o: &Optimized, saved: f64, within: f64) -> (&'static str, String) {
     let before = o.original_seconds_per_run;
     let (share, share_within) = (100.0 * saved / before, 100.0 * within / before);
     let kind = match (o.is_told_apart(), saved > 0.0) {
@@ -262,7 +269,7 @@ fn saved(o: &Optimized) -> String {
         (false, _) => "no difference that could be told",
     };
     let seconds = saved * if saved < 0.0 && o.is_told_apart() { -1.0 } else { 1.0 };
-    let mut words = format!(
+    let words = format!(
         "{seconds:.4} s a run (+- {within:.4}; {:.1} % +- {share_within:.1}), {}",
         share.abs().copysign(seconds),
         if o.by_trial {
@@ -271,12 +278,14 @@ fn saved(o: &Optimized) -> String {
             "if the runs did alike work"
         }
     );
-    if let Some(n) = o.breaks_even_after {
-        let tense = if n <= o.optimized_runs_in_all { "were" } else { "will be" };
-        let runs = counted(n, "run");
-        words += &format!("; {:.1} s of optimizing {tense} saved after {runs}", o.cost_seconds);
-    }
-    paragraph(&format!("    {kind}: "), &words)
+    (kind, words)
+}
+
+/// After how many runs the time that optimizing took is saved again, if that is known.
+fn break_even(o: &Optimized) -> String {
+    let Some(n) = o.breaks_even_after else { return String::new() };
+    let tense = if n <= o.optimized_runs_in_all { "were" } else { "will be" };
+    format!("; {:.1} s of optimizing {tense} saved after {}", o.cost_seconds, counted(n, "run"))
 }
 
 /// Runs `cache`.
@@ -295,86 +304,27 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
     let named = cache.config.as_deref().map(|file| Config::read(Some(file), |_| {})).transpose()?;
     let configured = named.and_then(|config| config.cache);
     let cache = Cache::open(cache.folder.as_deref().or(configured.as_deref()))?;
-    let entries = cache.entries();
     match command {
-        CacheCommand::List { .. } => {
-            let replaced = cache.replaced();
-            for e in &entries {
-                let state = match (e.layout.is_empty(), e.trial.is_lost()) {
-                    (true, _) => "profiled",
-                    (_, true) => "taken back, as its runs took longer; profiled",
-                    _ => "optimized",
-                };
-                let build = if replaced.contains(&e.build_id) { " (an older build)" } else { "" };
-                let state = format!("{build}: {state} from {}", counted(e.profiled_runs, "run"));
-                print!("{}", listed(&e.path, &state, cache.size(e), &e.build_id));
-            }
-            let counting = cache.counting();
-            for c in &counting {
-                print!("{}", listed(&c.path, ": is being counted", c.bytes, &c.build_id));
-            }
-            let bytes =
-                entries.iter().map(|e| cache.size(e)).chain(counting.iter().map(|c| c.bytes)).sum::<u64>();
-            let modules: BTreeSet<&String> =
-                entries.iter().map(|e| &e.build_id).chain(counting.iter().map(|c| &c.build_id)).collect();
-            let modules = counted(modules.len() as u64, "module");
-            println!("{modules}, {:.1} MiB", mebibytes(bytes));
-        }
-        CacheCommand::Optimize { layout, background, .. } => {
-            // In the background it is what a batch was told, which has seen to that itself.
-            layout.iter().filter(|_| !background).for_each(|&layout| cache.want_layout(layout));
-            for (path, outcome) in optimize_pending(&cache, layout.unwrap_or_default(), *background) {
-                let said = match outcome {
-                    Ok(Outcome::Optimized(_)) => "optimized".into(),
-                    Ok(Outcome::Counting) => "its next runs count".into(),
-                    Err(error) if is_busy(&error) => {
-                        format!(
-                            "{error}; `restitch cache list` says what has come of it when that session has ended"
-                        )
-                    }
-                    Err(error) => error.to_string(),
-                };
-                println!("{}: {said}", path.display());
-            }
-        }
-        CacheCommand::Prune { modules, .. } if !modules.is_empty() => {
-            cache.check_writable()?;
-            let (removed, unknown) = cache.forget(modules);
-            println!("{} removed", counted(removed as u64, "module"));
-            if !unknown.is_empty() {
-                let why = format!(
-                    "nothing in the cache is named {}; `restitch cache list` says what is there",
-                    unknown.join(", ")
-                );
-                return Err(SessionError::nothing_to_do(why));
-            }
-        }
-        CacheCommand::Prune { size, .. } => {
-            cache.check_writable()?;
-            let (removed, known) = cache.prune(bytes_of(*size));
-            println!("{removed} of {} removed", counted(known as u64, "module"));
-        }
-        CacheCommand::Verify { .. } => {
-            let mut code = ExitCode::Done;
-            let all = cache.verify_all();
-            if all.is_empty() {
-                println!("the cache is empty: there is nothing to compare");
-            }
-            for (path, verdict) in all {
-                let said = match verdict {
-                    Verdict::Sound => "sound".into(),
-                    Verdict::Orphaned => "the program on disk is gone or has changed; it is made again when the new one is used".into(),
-                    Verdict::Removed(why) => {
-                        code = ExitCode::BadInput;
-                        format!("removed: {why}")
-                    }
-                };
-                println!("{}: {said}", path.display());
-            }
-            return Ok(code.number());
-        }
+        CacheCommand::List { .. } => list(&cache),
+        CacheCommand::Optimize { layout, background, .. } => optimize(&cache, *layout, *background),
+        CacheCommand::Prune { modules, .. } if !modules.is_empty() => forget(&cache, modules)?,
+        CacheCommand::Prune { size, .. } => prune(&cache, *size)?,
+        CacheCommand::Verify { .. } => return Ok(verify(&cache).number()),
     }
     Ok(ExitCode::Done.number())
+}
+
+fn list(cache: &Cache) {
+    let (entries, counting) = (cache.entries(), cache.counting());
+    list_profiled(cache, &entries);
+    for c in &counting {
+        print!("{}", listed(&c.path, ": is being counted", c.bytes, &c.build_id));
+    }
+    let bytes = entries.iter().map(|e| cache.size(e)).chain(counting.iter().map(|c| c.bytes)).sum::<u64>();
+    let modules: BTreeSet<&String> =
+        entries.iter().map(|e| &e.build_id).chain(counting.iter().map(|c| &c.build_id)).collect();
+    let modules = counted(modules.len() as u64, "module");
+    println!("{modules}, {:.1} MiB", mebibytes(bytes));
 }
 
 /// A module of the cache: what it is, and below that how large, and of which build.
@@ -386,6 +336,82 @@ fn listed(path: &Path, state: &str, bytes: u64, build_id: &str) -> String {
 
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
+}
+
+/// The modules of which there is a profile.
+fn list_profiled(cache: &Cache, entries: &[Entry]) {
+    let replaced = cache.replaced();
+    for e in entries {
+        let state = match (e.layout.is_empty(), e.trial.is_lost()) {
+            (true, _) => "profiled",
+            (_, true) => "taken back, as its runs took longer; profiled",
+            _ => "optimized",
+        };
+        let build = if replaced.contains(&e.build_id) { " (an older build)" } else { "" };
+        let state = format!("{build}: {state} from {}", counted(e.profiled_runs, "run"));
+        print!("{}", listed(&e.path, &state, cache.size(e), &e.build_id));
+    }
+}
+
+fn optimize(cache: &Cache, layout: Option<LayoutChoice>, background: bool) {
+    // In the background it is what a batch was told, which has seen to that itself.
+    layout.iter().filter(|_| !background).for_each(|&layout| cache.want_layout(layout));
+    for (path, outcome) in optimize_pending(cache, layout.unwrap_or_default(), background) {
+        let said = match outcome {
+            Ok(Outcome::Optimized(_)) => "optimized".into(),
+            Ok(Outcome::Counting) => "its next runs count".into(),
+            Err(error) if is_busy(&error) => {
+                format!("{error}; `restitch cache list` says what has come of it when that session has ended")
+            }
+            Err(error) => error.to_string(),
+        };
+        println!("{}: {said}", path.display());
+    }
+}
+
+/// Removes modules by name.
+fn forget(cache: &Cache, modules: &[String]) -> Result<(), SessionError> {
+    cache.check_writable()?;
+    let (removed, unknown) = cache.forget(modules);
+    println!("{} removed", counted(removed as u64, "module"));
+    if !unknown.is_empty() {
+        let why = format!(
+            "nothing in the cache is named {}; `restitch cache list` says what is there",
+            unknown.join(", ")
+        );
+        return Err(SessionError::nothing_to_do(why));
+    }
+    Ok(())
+}
+
+/// Removes modules until the cache has so many MiB.
+fn prune(cache: &Cache, size: u64) -> Result<(), SessionError> {
+    cache.check_writable()?;
+    let (removed, known) = cache.prune(bytes_of(size));
+    println!("{removed} of {} removed", counted(known as u64, "module"));
+    Ok(())
+}
+
+fn verify(cache: &Cache) -> ExitCode {
+    let mut code = ExitCode::Done;
+    let all = cache.verify_all();
+    if all.is_empty() {
+        println!("the cache is empty: there is nothing to compare");
+    }
+    for (path, verdict) in all {
+        let said = match verdict {
+            Verdict::Sound => "sound".into(),
+            Verdict::Orphaned => {
+                "the program on disk is gone or has changed; it is made again when the new one is used".into()
+            }
+            Verdict::Removed(why) => {
+                code = ExitCode::BadInput;
+                format!("removed: {why}")
+            }
+        };
+        println!("{}: {said}", path.display());
+    }
+    code
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ use crate::switch::Switch;
 use restitch_report::{RunResult, Target, bytes, count, counted, paragraph, visible_line};
 use restitch_session::{
     AskedToEnd, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, NotStarted, OptimizeOptions,
-    OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject, analyze_file, attach,
-    begin_start, continuous, doctor, instrument, kept_for_cores, optimize, or_interrupted, record, revert,
-    sees_roots, shows_own_namespace, status,
+    OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject, VersionStatus,
+    analyze_file, attach, begin_start, continuous, doctor, instrument, kept_for_cores, optimize,
+    or_interrupted, record, revert, sees_roots, shows_own_namespace, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -162,36 +162,45 @@ fn tell_short(name: &str) {
 }
 
 fn record_command(args: Record) -> Result<i32, SessionError> {
-    let Record {
-        source, pid, tree, output, program, from_counts, json, html, format, depth, command, ..
-    } = args;
-    let duration = Duration::from_secs_f64(args.duration);
-    let traced = match pid {
-        Some(pid) if tree => TraceSubject::Tree(pid, duration),
-        Some(pid) => TraceSubject::Process(pid, duration),
-        None => TraceSubject::Command(child(&command)),
-    };
-    let recorded = |depth: u16| crate::profile_commands::recorded(output.clone(), format, depth.min(1024));
-    // What a perf with the usual settings shows in full, and not too many stacks a record.
-    let profile = recorded(depth.unwrap_or(64));
-    let (written, is_command) = (Some(&*output), pid.is_none() && from_counts.is_empty());
-    let outputs = Outputs { json: json.as_deref(), html: html.as_deref(), written };
+    let outputs =
+        Outputs { json: args.json.as_deref(), html: args.html.as_deref(), written: Some(&args.output) };
     outputs.check()?;
+    let is_command = args.pid.is_none() && args.from_counts.is_empty();
     let publish = |result: &RunResult, code: i32| match outputs.publish_beside(result) {
         // That of a command says more.
         false if code == ExitCode::Done.number() && !is_command => ExitCode::Failure.number(),
         _ => code,
     };
-    if let Some(done) = source.record(traced, depth, profile, publish) {
-        return or_no_profile(done, &output);
+    let recorded =
+        |depth: u16| crate::profile_commands::recorded(args.output.clone(), args.format, depth.min(1024));
+    // What a perf with the usual settings shows in full, and not too many stacks a record.
+    let profile = recorded(args.depth.unwrap_or(64));
+    if let Some(done) = args.source.record(traced_subject(&args), args.depth, profile, publish) {
+        return or_no_profile(done, &args.output);
     }
-    let subject = match pid {
-        Some(pid) => RecordSubject::Process { pid, tree, duration },
-        None if !from_counts.is_empty() => RecordSubject::Counts(from_counts),
-        None => RecordSubject::Command { command: child(&command), only: program },
-    };
-    let profile = recorded(depth.unwrap_or(32));
-    or_no_profile(record_by_counting(RecordOptions { subject, output: profile }, publish), &output)
+    let profile = recorded(args.depth.unwrap_or(32));
+    let options = RecordOptions { subject: counted_subject(&args), output: profile };
+    or_no_profile(record_by_counting(options, publish), &args.output)
+}
+
+/// What is recorded, where the source is none that counts.
+fn traced_subject(args: &Record) -> TraceSubject {
+    let duration = Duration::from_secs_f64(args.duration);
+    match args.pid {
+        Some(pid) if args.tree => TraceSubject::Tree(pid, duration),
+        Some(pid) => TraceSubject::Process(pid, duration),
+        None => TraceSubject::Command(child(&args.command)),
+    }
+}
+
+/// What is recorded by counting.
+fn counted_subject(args: &Record) -> RecordSubject {
+    let duration = Duration::from_secs_f64(args.duration);
+    match args.pid {
+        Some(pid) => RecordSubject::Process { pid, tree: args.tree, duration },
+        None if !args.from_counts.is_empty() => RecordSubject::Counts(args.from_counts.clone()),
+        None => RecordSubject::Command { command: child(&args.command), only: args.program.clone() },
+    }
 }
 
 /// Records by counting.
@@ -321,9 +330,9 @@ fn print_versions(p: &ProcessStatus) {
         return;
     }
     println!("{} {}: {} patched", p.pid, p.program, counted(p.patches as u64, "place"));
-    for (number, kind, module, bytes, retired) in &p.versions {
+    for VersionStatus { number, kind, module, bytes, is_retired } in &p.versions {
         let kind = format!("{kind:?}").to_lowercase();
-        let retired = if *retired { ", retired" } else { "" };
+        let retired = if *is_retired { ", retired" } else { "" };
         println!("  version {number} of {module}: {kind}, {} KiB{retired}", bytes / 1024);
     }
     if !p.gdb.is_empty() {

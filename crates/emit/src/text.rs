@@ -12,7 +12,7 @@ use crate::target_value_profile::{self, Voting};
 use restitch_address::Svma;
 use restitch_x86::patch::BREAKPOINT;
 use restitch_x86::slot::{BY_SLOT, SlotBranch};
-use restitch_x86::{Condition, VOTE, VoteWord, displaced_load, encode};
+use restitch_x86::{Condition, VOTE, VoteField, VoteWord, displaced_load, encode};
 
 /// What stands between fragments: control never gets there.
 const FILLER: u8 = BREAKPOINT;
@@ -171,8 +171,8 @@ impl Writer<'_, '_> {
             let field = start + field as usize;
             self.out[field..field + 4].copy_from_slice(&displacement.to_le_bytes());
         };
-        for &(field, end, word) in &voting.code.words {
-            set(field, end, target_value_profile::word(&asked, voting, word));
+        for &VoteField { at, end, word } in &voting.code.words {
+            set(at, end, target_value_profile::word(&asked, voting, word));
         }
         let source = self.selection.slot_of[self.plan.slots[slot].block.index()] as usize;
         let operand = self.selection.fixes_of(source).iter().find(|f| f.field > from);

@@ -52,7 +52,7 @@ impl Control {
     pub fn groups(&self) -> Result<Vec<GroupStatus>, ControlError> {
         let mut text = String::new();
         let read = self.open()?.take(LONGEST).read_to_string(&mut text);
-        read.map_err(|error| self.failed("reading", &error))?;
+        read.map_err(|error| self.failed("reading", error))?;
         text.lines().map(|line| GroupStatus::parse(line).ok_or_else(|| self.foreign(line))).collect()
     }
 
@@ -95,7 +95,7 @@ impl Control {
             match flock(&device, FlockOperation::LockExclusive) {
                 Ok(()) => return Ok(Turn(device)),
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(self.failed("locking", &errno.into())),
+                Err(errno) => return Err(self.failed("locking", errno.into())),
             }
         }
     }
@@ -103,7 +103,7 @@ impl Control {
     fn open(&self) -> Result<File, ControlError> {
         File::options().read(true).write(true).open(&self.device).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => ControlError::NoControl,
-            _ => self.failed("opening", &error),
+            _ => self.failed("opening", error),
         })
     }
 
@@ -113,12 +113,12 @@ impl Control {
         device.write(order.as_bytes()).map(|_| ()).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NOENT) => ControlError::NoGroup { name: name.into() },
             Some(Errno::BUSY) => ControlError::Busy { name: name.into() },
-            _ => self.failed(verb, &error),
+            _ => self.failed(verb, error),
         })
     }
 
-    fn failed(&self, operation: &'static str, error: &io::Error) -> ControlError {
-        let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    fn failed(&self, operation: &'static str, error: io::Error) -> ControlError {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
         ControlError::of(operation, &self.device.display().to_string(), errno)
     }
 

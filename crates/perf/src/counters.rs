@@ -118,7 +118,7 @@ impl Counters {
             match Event::open(&attributes(event, options), 0, -1, None) {
                 Ok(_) => events.push(event),
                 Err(error) => {
-                    unavailable.push((event, PerfError::from_open(&format!("{event:?}"), &error)));
+                    unavailable.push((event, PerfError::from_open(&format!("{event:?}"), error)));
                 }
             }
         }
@@ -146,7 +146,7 @@ impl Counters {
                 let attributes = attributes(self.events[index], options);
                 match Event::open(&attributes, tid, -1, group) {
                     Ok(event) => self.counters[index].push(event),
-                    Err(error) => match open_failed(&error, tid, threads, needed) {
+                    Err(error) => match open_failed(error, tid, threads, needed) {
                         Some(error) => return Err(error),
                         // The thread has ended: what was opened for it reads as zero.
                         None => return Ok(()),

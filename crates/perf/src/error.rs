@@ -14,6 +14,8 @@ pub enum PerfError {
         reason: String,
         /// The command that would allow it.
         remedy: Option<String>,
+        /// What the operating system said.
+        source: io::Error,
     },
     /// This machine cannot do it.
     #[error("cannot measure {object}: {reason}{}", remedy_text(remedy))]
@@ -24,6 +26,8 @@ pub enum PerfError {
         reason: String,
         /// What would help, if anything.
         remedy: Option<String>,
+        /// What the operating system said.
+        source: io::Error,
     },
     /// None of the processes exists any more.
     #[error("none of the processes {pids:?} exists (any more); start measuring earlier")]
@@ -60,10 +64,7 @@ impl PerfError {
     /// The same, of the kernel's own code: whose a process is does not matter there.
     #[must_use]
     pub fn about_the_kernel(self) -> Self {
-        match self {
-            Self::Denied { .. } => of_the_kernel(self, Circumstances::now()),
-            other => other,
-        }
+        of_the_kernel(self, Circumstances::now())
     }
 
     /// Whether it says no more than that all that was to be measured has ended.
@@ -117,15 +118,17 @@ impl Circumstances {
 
 /// What `error` means where the kernel's own code was to be measured.
 fn of_the_kernel(error: PerfError, Circumstances { paranoid, euid }: Circumstances) -> PerfError {
-    if euid == 0 {
-        return error;
-    }
+    let source = match error {
+        PerfError::Denied { source, .. } if euid != 0 => source,
+        other => return other,
+    };
     let level =
         paranoid.map_or_else(String::new, |level| format!(", and kernel.perf_event_paranoid is {level}"));
     PerfError::Denied {
         object: "the kernel's code".into(),
         reason: format!("it is root's{level}: users may at 1 for processes of their own, at 0 for all"),
         remedy: Some("run with sudo".into()),
+        source,
     }
 }
 
@@ -203,12 +206,16 @@ fn denied(paranoid: Option<i32>, euid: u32) -> Refusal {
 
 impl PerfError {
     /// The error for a failed `perf_event_open`.
-    pub(crate) fn from_open(object: &str, source: &io::Error) -> Self {
-        let refusal = explain(source.raw_os_error().unwrap_or(0), Circumstances::now());
+    pub(crate) fn from_open(object: &str, source: io::Error) -> Self {
+        Self::refused(object, source, Circumstances::now())
+    }
+
+    fn refused(object: &str, source: io::Error, circumstances: Circumstances) -> Self {
+        let refusal = explain(source.raw_os_error().unwrap_or(0), circumstances);
         let (object, Refusal { denied, reason, remedy }) = (object.to_owned(), refusal);
         match denied {
-            true => Self::Denied { object, reason, remedy },
-            false => Self::Unavailable { object, reason, remedy },
+            true => Self::Denied { object, reason, remedy, source },
+            false => Self::Unavailable { object, reason, remedy, source },
         }
     }
 }
@@ -221,8 +228,8 @@ mod tests {
     fn that_the_kernel_may_not_be_measured_is_no_matter_of_a_process() {
         let of = |euid| {
             let circumstances = Circumstances { paranoid: Some(2), euid };
-            let Refusal { reason, remedy, .. } = explain(libc::EACCES, circumstances);
-            let denied = PerfError::Denied { object: "the CPU clock".into(), reason, remedy };
+            let source = io::Error::from_raw_os_error(libc::EACCES);
+            let denied = PerfError::refused("the CPU clock", source, circumstances);
             of_the_kernel(denied, circumstances).to_string()
         };
         let user = of(1000);
@@ -236,11 +243,17 @@ mod tests {
     }
 
     fn text(errno: i32, paranoid: Option<i32>, euid: u32) -> String {
-        let Refusal { denied, reason, remedy } = explain(errno, Circumstances { paranoid, euid });
-        let object = "cycles of process 7".to_owned();
-        match denied {
-            true => PerfError::Denied { object, reason, remedy }.to_string(),
-            false => PerfError::Unavailable { object, reason, remedy }.to_string(),
+        let source = io::Error::from_raw_os_error(errno);
+        PerfError::refused("cycles of process 7", source, Circumstances { paranoid, euid }).to_string()
+    }
+
+    #[test]
+    fn what_the_kernel_said_is_kept() {
+        for errno in [libc::EACCES, libc::ENOENT] {
+            let refused =
+                PerfError::refused("cycles", io::Error::from_raw_os_error(errno), Circumstances::default());
+            let source = std::error::Error::source(&refused).and_then(|s| s.downcast_ref::<io::Error>());
+            assert_eq!(source.and_then(io::Error::raw_os_error), Some(errno), "{refused}");
         }
     }
 

@@ -150,7 +150,7 @@ impl IpSampler {
         for &tid in threads {
             let event = match Event::open(attributes, tid, cpu, None) {
                 Ok(event) => event,
-                Err(error) => match open_failed(&error, tid, threads.len(), threads.len() * cpus) {
+                Err(error) => match open_failed(error, tid, threads.len(), threads.len() * cpus) {
                     Some(error) => return Err(error),
                     None => continue,
                 },
@@ -267,7 +267,7 @@ pub(crate) fn has_ended(tid: i32) -> bool {
 }
 
 /// The error for a failed opening, or `None` if the thread has ended or the CPU gone meanwhile.
-pub(crate) fn open_failed(error: &io::Error, tid: i32, threads: usize, needed: usize) -> Option<PerfError> {
+pub(crate) fn open_failed(error: io::Error, tid: i32, threads: usize, needed: usize) -> Option<PerfError> {
     match error.raw_os_error() {
         Some(libc::ESRCH | libc::ENODEV) => None,
         Some(libc::EACCES | libc::EPERM) if tid > 0 && has_ended(tid) => None,
@@ -325,7 +325,7 @@ fn working_attributes(event: SampleEvent, options: SampleOptions) -> Result<Attr
         (_, true) => "hardware branch records",
         (_, false) => "hardware cycles",
     };
-    Err(PerfError::from_open(object, &last))
+    Err(PerfError::from_open(object, last))
 }
 
 /// Samples a second that the kernel permits (`kernel.perf_event_max_sample_rate`), at least 1.

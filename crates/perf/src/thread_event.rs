@@ -153,8 +153,9 @@ fn open(attributes: &Attributes, tid: i32, what: &str) -> Result<Event, PerfErro
             object: format!("{what} of thread {tid}"),
             reason: "all of its debug registers are in use by another debugger".to_owned(),
             remedy: Some("end the other debugger and try again".to_owned()),
+            source,
         },
-        _ => PerfError::from_open(&format!("{what} of thread {tid}"), &source),
+        _ => PerfError::from_open(&format!("{what} of thread {tid}"), source),
     })
 }
 

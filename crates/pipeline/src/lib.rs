@@ -7,6 +7,7 @@
 
 pub mod analysis;
 pub mod build_version;
+pub mod counting_version;
 pub mod derivation;
 pub mod disk;
 mod error;

@@ -10,11 +10,11 @@ use restitch_emit::{
 };
 use restitch_lab::{Machine, PrefetchLimits, Trace, choose_prefetches};
 use restitch_layout::{
-    DuplicateLimits, Fragment, Layout, LayoutChoice, Prefetch, Reaching, called_through_pointers,
-    duplicate_tails, leave_in_place,
+    DuplicateLimits, Layout, LayoutChoice, Prefetch, Reaching, called_through_pointers, duplicate_tails,
+    leave_in_place,
 };
-use restitch_profile::{Counted, CounterPlan, Profile, Promotion, PromotionLimits, promotions};
-use restitch_program::{BlockId, CallId, FuncId, Program};
+use restitch_profile::{Counted, Profile, Promotion, PromotionLimits, promotions};
+use restitch_program::{CallId, FuncId, Program};
 use std::path::Path;
 
 /// Where a version goes.
@@ -53,18 +53,6 @@ pub struct Wanted<'a> {
     pub executions: Executions<'a>,
 }
 
-impl<'a> Wanted<'a> {
-    /// A counting version.
-    pub fn counting(counted: &'a [Counted], votes: &'a [CallId]) -> Self {
-        Self { counted: Some(counted), votes, by_slots: true, ..Self::default() }
-    }
-
-    /// A counting version whose counters are read all the time.
-    pub fn counting_narrow(counted: &'a [Counted], votes: &'a [CallId]) -> Self {
-        Self { width: CounterWidth::Bits32, ..Self::counting(counted, votes) }
-    }
-}
-
 /// Whether blocks behind hot jumps get a second copy unless the user says so: `docs/benchmarks.md` says why.
 pub(crate) const DUPLICATE: bool = false;
 
@@ -77,7 +65,7 @@ pub struct Ways<'a> {
     /// The layout algorithm.
     pub choice: LayoutChoice,
     /// How functions that are better off where they are reach copies; without it, none of them stays.
-    pub stay: Option<Reaching>,
+    pub keep_in_place: Option<Reaching>,
     /// Functions of which pointers lead to the copy, sorted.
     pub retargeted: &'a [FuncId],
     /// Blocks behind hot jumps get a second copy.
@@ -88,15 +76,15 @@ pub struct Ways<'a> {
 
 impl Ways<'_> {
     /// With what is usual besides an order.
-    pub fn usual(choice: LayoutChoice, stay: Option<Reaching>) -> Self {
-        Self { choice, stay, retargeted: &[], duplicate: DUPLICATE, prefetch: PREFETCH }
+    pub fn usual(choice: LayoutChoice, keep_in_place: Option<Reaching>) -> Self {
+        Self { choice, keep_in_place, retargeted: &[], duplicate: DUPLICATE, prefetch: PREFETCH }
     }
 }
 
 /// The layout.
 pub fn lay_out(ways: Ways<'_>, program: &Program, profile: &Profile) -> Layout {
     let mut layout = ways.choice.layout(program, profile);
-    if let Some(reaching) = ways.stay {
+    if let Some(reaching) = ways.keep_in_place {
         leave_in_place(program, profile, reaching, ways.retargeted, &mut layout);
     }
     if ways.duplicate {
@@ -139,29 +127,6 @@ pub fn retargeted_bytes(pointers: &Pointers) -> u64 {
 /// Address space that promoted calls may need on top of [`estimate`], in bytes.
 pub fn promoted_bytes(promote: &[Promotion]) -> u64 {
     64 * promote.len() as u64
-}
-
-/// Address space that the code of votes may need on top of [`estimate`], in bytes.
-pub fn voting_bytes(votes: &[CallId]) -> u64 {
-    (128 * votes.len() as u64).next_multiple_of(restitch_address::PAGE)
-}
-
-/// Blocks of the planned functions in original order.
-pub fn counting_layout(program: &Program, plan: &CounterPlan) -> Layout {
-    let mut layout = Layout::default();
-    let mut fragment: Vec<BlockId> = Vec::new();
-    for block in program.block_ids().filter(|b| plan.scope[b.index()]) {
-        let same =
-            fragment.last().is_some_and(|l| program.block(*l).function == program.block(block).function);
-        if !same && !fragment.is_empty() {
-            layout.hot.push(Fragment { blocks: std::mem::take(&mut fragment), align: 16 });
-        }
-        fragment.push(block);
-    }
-    if !fragment.is_empty() {
-        layout.hot.push(Fragment { blocks: fragment, align: 16 });
-    }
-    layout
 }
 
 /// Address space that a version of `layout` may need, in bytes: generous, since it is only reserved.

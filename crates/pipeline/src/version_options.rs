@@ -58,7 +58,7 @@ impl VersionOptions {
     pub fn ways<'a>(&self, reaching: Reaching, retargeted: &'a [FuncId]) -> Ways<'a> {
         Ways {
             choice: self.layout,
-            stay: self.keep_in_place.then_some(reaching),
+            keep_in_place: self.keep_in_place.then_some(reaching),
             retargeted,
             duplicate: self.duplicate,
             prefetch: self.prefetch,

@@ -11,6 +11,7 @@
 
 use crate::content::{BLOCK, ContentHash};
 use crate::files::Folder;
+use crate::format::PAGE;
 use crate::identify;
 use crate::modules::{Load, Module};
 use crate::sys::{self, File};
@@ -19,7 +20,6 @@ use crate::sys::{self, File};
 const PIECE: usize = 16 << 10;
 /// Pages whose state is read at a time.
 const STATES: usize = 512;
-const PAGE: u64 = 4096;
 
 const _: () = assert!(PIECE.is_multiple_of(BLOCK));
 

@@ -1,5 +1,6 @@
 //! System calls, made directly: the C library's would set `errno` and may be somebody's own.
 
+use crate::format::PAGE;
 use crate::known::FileKey;
 use core::arch::asm;
 
@@ -123,7 +124,7 @@ pub unsafe fn open_text(path: *const u8) -> Option<File> {
 pub fn populate(start: u64, len: u64) -> bool {
     const POPULATE_READ: usize = 22;
     const UNKNOWN_ADVICE: isize = -22;
-    let first = start & !4095;
+    let first = start & !(PAGE - 1);
     let len = (start - first).saturating_add(len);
     // SAFETY: `madvise` with this advice changes no content.
     let done = unsafe { call(28, [first as usize, len as usize, POPULATE_READ, 0, 0, 0]) } as isize;

@@ -6,7 +6,7 @@
 //! A **counts** file is a page with [`Counts`] and then the counters. It is mapped shared by every process
 //! that counts.
 
-/// Bytes of a page.
+/// Bytes of a page: `restitch_address::PAGE`, for the agent, which uses no crate.
 pub const PAGE: u64 = 4096;
 /// Number of the format that is written and read.
 pub const FORMAT: u64 = 2;

@@ -353,7 +353,12 @@ mod tests {
 
     #[test]
     fn what_cannot_be_sampled_says_what_it_was_and_what_to_use() {
-        let denied = PerfError::Denied { object: "cycles".into(), reason: "no".into(), remedy: None };
+        let denied = PerfError::Denied {
+            object: "cycles".into(),
+            reason: "no".into(),
+            remedy: None,
+            source: std::io::ErrorKind::PermissionDenied.into(),
+        };
         let error = SessionError::unsampled("process 7", denied.into());
         assert!(error.to_string().starts_with("sampling process 7: not allowed to measure cycles: no; "));
         assert!(error.to_string().contains("--source trace"), "{error}");

@@ -168,37 +168,38 @@ impl ProcessSet {
         self.others.retain(|l| l.target().process.is_alive());
         self.unopened.clear();
         let known: BTreeSet<i32> = self.pids().into_iter().collect();
-        let users = users_of(self.named);
-        let named = self.named;
+        let (named, users) = (self.named, users_of(self.named));
         let forked = LazyCell::new(|| procfs::descendants(named).unwrap_or_default());
-        for candidate in self.candidates() {
-            if known.contains(&candidate.pid) {
-                continue;
-            }
+        for candidate in self.candidates().into_iter().filter(|c| !known.contains(&c.pid)) {
             let is_stranger =
                 self.tree && self.joined != Some(candidate.pid) && users_of(candidate.pid) != users;
             if is_stranger && !forked.contains(&candidate) {
                 self.note_stranger(candidate.pid);
-                continue;
-            }
-            let live = match AttachedProcess::open_with(candidate.pid, self.dir.clone(), &mut self.images) {
-                Ok(live) => live,
-                Err(error) => {
-                    if self.tree && candidate.is_alive() {
-                        self.unopened.insert(candidate.pid, error);
-                    }
-                    continue;
-                }
-            };
-            let inherited = !live.journal().versions.is_empty();
-            if is_stranger && !inherited {
-                self.note_stranger(candidate.pid);
-            } else if (self.tree || inherited) && self.same_addresses(&live) {
-                self.ticks.insert(candidate.pid, ticks_of(candidate.pid));
-                self.others.push(live);
+            } else {
+                self.consider(candidate, is_stranger);
             }
         }
         Ok(())
+    }
+
+    /// Opens a process, and takes it along if it belongs to the set: a stranger only with our code in it.
+    fn consider(&mut self, candidate: procfs::ProcessId, is_stranger: bool) {
+        let pid = candidate.pid;
+        match AttachedProcess::open_with(pid, self.dir.clone(), &mut self.images) {
+            Err(error) if self.tree && candidate.is_alive() => {
+                self.unopened.insert(pid, error);
+            }
+            Err(_) => {}
+            Ok(live) => {
+                let inherited = !live.journal().versions.is_empty();
+                if is_stranger && !inherited {
+                    self.note_stranger(pid);
+                } else if (self.tree || inherited) && self.same_addresses(&live) {
+                    self.ticks.insert(pid, ticks_of(pid));
+                    self.others.push(live);
+                }
+            }
+        }
     }
 
     fn note_stranger(&mut self, pid: i32) {

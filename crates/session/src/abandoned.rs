@@ -102,9 +102,9 @@ fn is_unfinished(live: &AttachedProcess) -> bool {
 /// force by now.
 fn is_left_tracing(found: &ProcessStatus) -> bool {
     let (mut traces, mut is_laid_out) = (false, false);
-    for (_, kind, _, _, is_retired) in &found.versions {
-        traces |= *kind == VersionKind::Burst;
-        is_laid_out |= *kind == VersionKind::Optimized && !is_retired;
+    for version in &found.versions {
+        traces |= version.kind == VersionKind::Burst;
+        is_laid_out |= version.kind == VersionKind::Optimized && !version.is_retired;
     }
     traces && !is_laid_out
 }
@@ -112,12 +112,18 @@ fn is_left_tracing(found: &ProcessStatus) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::VersionStatus;
 
     #[test]
     fn tracing_versions_that_had_to_stay_are_no_reason_to_take_a_layout_out() {
         let with = |versions: &[(VersionKind, bool)]| {
-            let version =
-                |(kind, is_retired): &(VersionKind, bool)| (1, *kind, String::new(), 0, *is_retired);
+            let version = |&(kind, is_retired): &(VersionKind, bool)| VersionStatus {
+                number: 1,
+                kind,
+                module: String::new(),
+                bytes: 0,
+                is_retired,
+            };
             let (program, gdb) = Default::default();
             is_left_tracing(&ProcessStatus {
                 pid: 1,

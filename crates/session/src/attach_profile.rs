@@ -1,7 +1,7 @@
 //! The profile that `attach` lays out for: given, or made now.
 
 use crate::attach_job::Job;
-use crate::attach_records::{profile_of_branches, profiles_of_records, profiles_of_samples};
+use crate::attach_records::{Budget, profile_of_branches, profiles_of_records, profiles_of_samples};
 use crate::given_profile::{GivenProfile, Parts};
 use crate::plan::plan;
 use crate::profiling::{Counting, count, make_counting};
@@ -125,8 +125,8 @@ fn by_samples(
     time: Duration,
     samples: &mut IpSamples,
 ) -> Result<Profiled, SessionError> {
-    let overhead = job.options.overhead;
-    let profiles = profiles_of_samples(job.set, chosen, source, overhead, time, samples, job.watcher)?;
+    let budget = Budget { source, overhead: job.options.overhead, duration: time };
+    let profiles = profiles_of_samples(job.set, chosen, budget, samples, job.watcher)?;
     heed()?;
     job.timings.end("sampling for the profile");
     let source = if source == SourceChoice::Ip { "instruction samples" } else { "branch records" };
@@ -144,8 +144,8 @@ fn by_records(
         job.take_back()?;
         job.timings.end("take back what was there");
     }
-    let overhead = job.options.overhead;
-    let (profiles, missed) = profiles_of_records(job.set, chosen, source, overhead, time, job.watcher)?;
+    let budget = Budget { source, overhead: job.options.overhead, duration: time };
+    let (profiles, missed) = profiles_of_records(job.set, chosen, budget, job.watcher)?;
     job.result.warnings.extend(missed);
     heed()?;
     job.timings.end("tracing");

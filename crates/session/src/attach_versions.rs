@@ -8,7 +8,7 @@ use restitch_apply_process::Reservation;
 use restitch_check::CheckedVersion;
 use restitch_emit::BoundSlot;
 use restitch_layout::{Layout, Reaching};
-use restitch_pipeline::build_version::{Draft, Entrances, Source};
+use restitch_pipeline::build_version::{Draft, Emitted, Entrances, Source};
 use restitch_pipeline::make::Place;
 use restitch_pipeline::parallel;
 use restitch_pipeline::summaries::module_report;
@@ -50,14 +50,22 @@ pub(crate) struct Optimized {
     pub versions: Vec<(usize, CheckedVersion)>,
 }
 
-/// A draft on its way to a version.
-struct Planned<'a> {
+/// What has become of a module so far.
+struct Step<'a, T> {
     module: &'a Chosen,
     origin: Origin,
+    it: T,
+}
+
+/// A draft, and where its version is to go.
+struct Planned {
     draft: Draft,
     place: Result<Place, SessionError>,
     bound: Vec<BoundSlot>,
 }
+
+/// A module's version, checked, with the module's index.
+type Version = ((Origin, Layout), (usize, CheckedVersion));
 
 fn source_of<'a>(module: &'a Chosen, origin: &'a Origin, options: &'a AttachOptions) -> Source<'a> {
     Source {
@@ -81,32 +89,36 @@ pub(crate) fn build_versions(
     let options = job.options;
     chosen.iter_mut().for_each(|module| options.version.prepare(&mut module.analyzed.program));
     heed()?;
-    let modules: Vec<_> = chosen.iter().zip(origins(profiled)).collect();
-    let drafted = parallel::map(modules, |(module, origin)| {
-        let entrances = Entrances { reaching: Reaching::Redirected, pointers: None };
-        let draft = Draft::of(source_of(module, &origin, options), entrances);
-        (module, origin, draft)
-    });
-    job.timings.end("layout");
-    heed()?;
-    let planned = placed(job.set, drafted, options)?;
-    let emitted = parallel::map(planned, |planned| -> Result<_, SessionError> {
-        let Planned { module, origin, draft, place, bound } = planned;
-        let emitted = draft.emit(source_of(module, &origin, options), place?, &bound)?;
-        Ok((module, origin, emitted))
-    });
-    job.timings.end("emission");
-    heed()?;
-    let checked = parallel::map(emitted, |emitted| {
-        let (module, origin, emitted) = emitted?;
-        let made = emitted.check(source_of(module, &origin, options))?;
-        Ok(((origin, made.layout), (module.index, made.version)))
-    });
+    let drafts = drafted(chosen, profiled, options);
+    ended(job, "layout")?;
+    let planned = placed(job.set, drafts, options)?;
+    let emitted = emitted(planned, options);
+    ended(job, "emission")?;
+    let checked = checked(emitted, options);
     let kept = job.left_out.keep(chosen, checked)?;
-    job.timings.end("check");
-    heed()?;
+    ended(job, "check")?;
     let (made, versions) = kept.into_iter().unzip();
     Ok(Optimized { made, versions })
+}
+
+/// A step is done; fails if the session was asked to end.
+fn ended(job: &mut Job<'_>, step: &str) -> Result<(), SessionError> {
+    job.timings.end(step);
+    heed()
+}
+
+/// Lays the modules out.
+fn drafted<'a>(
+    chosen: &'a [Chosen],
+    profiled: &mut Profiled,
+    options: &AttachOptions,
+) -> Vec<Step<'a, Draft>> {
+    let modules: Vec<_> = chosen.iter().zip(origins(profiled)).collect();
+    parallel::map(modules, |(module, origin)| {
+        let entrances = Entrances { reaching: Reaching::Redirected, pointers: None };
+        let draft = Draft::of(source_of(module, &origin, options), entrances);
+        Step { module, origin, it: draft }
+    })
 }
 
 fn origins(profiled: &mut Profiled) -> Vec<Origin> {
@@ -118,19 +130,40 @@ fn origins(profiled: &mut Profiled) -> Vec<Origin> {
 /// A free place for each draft, one after the other: none may overlap.
 fn placed<'a>(
     set: &ProcessSet,
-    drafted: Vec<(&'a Chosen, Origin, Draft)>,
+    drafts: Vec<Step<'a, Draft>>,
     options: &AttachOptions,
-) -> Result<Vec<Planned<'a>>, SessionError> {
+) -> Result<Vec<Step<'a, Planned>>, SessionError> {
     let mut taken = Vec::new();
-    let plan = |(module, origin, draft): (&'a Chosen, Origin, Draft)| {
+    let plan = |Step { module, origin, it: draft }: Step<'a, Draft>| {
         let place = match draft.moves_nothing() {
             true => Err(SessionError::NothingMoves { module: module.path.clone() }),
             false => place_for(set, module, &draft, &mut taken),
         };
         let bound = if options.version.direct_calls { set.bound_slots(module.index)? } else { Vec::new() };
-        Ok(Planned { module, origin, draft, place, bound })
+        Ok(Step { module, origin, it: Planned { draft, place, bound } })
     };
-    drafted.into_iter().map(plan).collect()
+    drafts.into_iter().map(plan).collect()
+}
+
+fn emitted<'a>(
+    planned: Vec<Step<'a, Planned>>,
+    options: &AttachOptions,
+) -> Vec<Result<Step<'a, Emitted>, SessionError>> {
+    parallel::map(planned, |Step { module, origin, it: Planned { draft, place, bound } }| {
+        let emitted = draft.emit(source_of(module, &origin, options), place?, &bound)?;
+        Ok(Step { module, origin, it: emitted })
+    })
+}
+
+fn checked(
+    emitted: Vec<Result<Step<'_, Emitted>, SessionError>>,
+    options: &AttachOptions,
+) -> Vec<Result<Version, SessionError>> {
+    parallel::map(emitted, |emitted| {
+        let Step { module, origin, it } = emitted?;
+        let made = it.check(source_of(module, &origin, options))?;
+        Ok(((origin, made.layout), (module.index, made.version)))
+    })
 }
 
 fn place_for(

@@ -121,20 +121,7 @@ pub fn continuous(
     told: &mut dyn FnMut(&RunResult),
     watcher: &mut dyn Watcher,
 ) -> Result<RunResult, SessionError> {
-    let mut session = Session {
-        options,
-        begun: Instant::now(),
-        phases: ProgramPhases::default(),
-        locations: StableLocations::default(),
-        leader: options.attach.pid,
-        rounds: Vec::new(),
-        samples: 0,
-        result: None,
-        in_force: false,
-        failures: 0,
-        blinks: 0,
-        is_cheap: Cell::new(true),
-    };
+    let mut session = Session::begin(options);
     let mut cause = Cause::First;
     let end = loop {
         if let Some(end) = session.round(&cause, told, watcher)? {
@@ -211,7 +198,24 @@ impl Watch {
     }
 }
 
-impl Session<'_> {
+impl<'a> Session<'a> {
+    fn begin(options: &'a ContinuousOptions) -> Self {
+        Self {
+            options,
+            begun: Instant::now(),
+            phases: ProgramPhases::default(),
+            locations: StableLocations::default(),
+            leader: options.attach.pid,
+            rounds: Vec::new(),
+            samples: 0,
+            result: None,
+            in_force: false,
+            failures: 0,
+            blinks: 0,
+            is_cheap: Cell::new(true),
+        }
+    }
+
     /// Optimizes. Gives a reason to end, if there is one.
     fn round(
         &mut self,

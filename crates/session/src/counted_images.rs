@@ -4,20 +4,16 @@
 use restitch_address::Svma;
 use restitch_apply_process::{AttachedProcess, Incoming, Module, ProcessError, RetargetedSlots, VersionKind};
 use restitch_check::CheckedVersion;
-use restitch_emit::{CounterWidth, area_len};
 use restitch_image::Image;
-use restitch_layout::Layout;
 use restitch_pipeline::analysis::{Analyzed, analyze_image_among};
+use restitch_pipeline::counting_version::{Counters, CountingDraft};
 use restitch_pipeline::derivation;
-use restitch_pipeline::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
+use restitch_pipeline::make::Place;
 use restitch_pipeline::neighbours::Neighbours;
 use restitch_processes::SessionError;
 use restitch_processes::refusal::left_alone;
-use restitch_profile::{
-    Calls, CounterPlan, Derived, ModuleProfile, Vote, Weights, add_votes, derive, plan_counters, scope_of,
-    voting_calls,
-};
-use restitch_program::{CallId, FuncId};
+use restitch_profile::{Derived, ModuleProfile, Vote, Weights, add_votes, derive};
+use restitch_program::FuncId;
 use restitch_report as report;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,15 +23,25 @@ use std::sync::Arc;
 struct CountedImage {
     path: PathBuf,
     analyzed: Analyzed,
-    plan: CounterPlan,
-    layout: Layout,
+    draft: CountingDraft,
     missing: Vec<u32>,
-    /// Indirect calls that vote for their usual target.
-    voting: Vec<CallId>,
     /// By number and place.
     versions: BTreeMap<(u32, Svma), CheckedVersion>,
     sums: Vec<u64>,
     votes: Vec<Vote>,
+}
+
+/// A counting version that is made for a process, to be installed in it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ready {
+    /// Index of the module in the process.
+    module: usize,
+    /// Index of the image.
+    pub image: usize,
+    /// Number of the version.
+    pub number: u32,
+    /// Where it begins.
+    start: Svma,
 }
 
 /// A counting version in a process: the image, and the version's number.
@@ -77,40 +83,33 @@ impl CountedImages {
         (name_of(module), content)
     }
 
-    /// The versions for the process in `live`, reserved and made; indices of its modules with them.
+    /// The versions for the process in `live`, reserved and made.
     ///
     /// A module of which none can be made (the checker refuses it, say) runs as it is in this and all other
     /// processes: see [`Self::refused`].
     ///
     /// # Errors
     /// If there is no room for any.
-    pub fn versions_for(
-        &mut self,
-        live: &AttachedProcess,
-    ) -> Result<Vec<(usize, usize, u32, Svma)>, SessionError> {
+    pub fn versions_for(&mut self, live: &AttachedProcess) -> Result<Vec<Ready>, SessionError> {
         let (mut found, mut taken, mut no_room) = (Vec::new(), Vec::new(), None);
         let modules = &live.target().modules;
         let neighbours = Neighbours::new(modules.iter().map(|module| module.image.clone()).collect());
         for (index, module) in modules.iter().enumerate() {
             let Some(image) = self.image_of(module, &neighbours) else { continue };
             let it = &self.images[image];
-            let counters = it.plan.counted.len();
-            let area = area_len(CounterWidth::Bits64, counters, it.voting.len())
-                .next_multiple_of(restitch_address::PAGE);
-            let len = estimate(&it.analyzed.program, &it.layout, counters) + voting_bytes(&it.voting);
-            let place = match live.reserve(index, len + area, &taken, &[], restitch_address::PAGE) {
+            let room = it.draft.room(&it.analyzed.program);
+            let held = match live.reserve(index, room.whole(), &taken, &[], restitch_address::PAGE) {
                 Err(error @ ProcessError::NoRoom { .. }) => {
                     no_room.get_or_insert(error);
                     continue;
                 }
-                place => place?,
+                held => held?,
             };
-            taken.push((index, place));
+            taken.push((index, held));
+            let ready = Ready { module: index, image, number: held.number, start: held.start };
             // Without a load bias: the same version serves every process.
-            let place =
-                Place { number: place.number, start: place.start, counters: place.start + len, bias: None };
-            match self.make_version(image, place) {
-                Ok(()) => found.push((index, image, place.number, place.start)),
+            match self.make_version(image, room.at(held.number, held.start, None)) {
+                Ok(()) => found.push(ready),
                 Err(why) => {
                     let key = self.key_of(module);
                     self.known.insert(key, None);
@@ -120,17 +119,19 @@ impl CountedImages {
         }
         match no_room {
             Some(error) if found.is_empty() => return Err(error.into()),
-            // The same of all processes, so once.
-            Some(ProcessError::NoRoom { module, .. }) => {
-                let refused =
-                    format!("{} was not counted: there is no room within 2 GiB of it", module.display());
-                if !self.refused.contains(&refused) {
-                    self.refused.push(refused);
-                }
-            }
-            _ => {}
+            Some(error) => self.note_no_room(&error),
+            None => {}
         }
         Ok(found)
+    }
+
+    /// That there is no room near a module: the same of all processes, so it is said once.
+    fn note_no_room(&mut self, error: &ProcessError) {
+        let ProcessError::NoRoom { module, .. } = error else { return };
+        let refused = format!("{} was not counted: there is no room within 2 GiB of it", module.display());
+        if !self.refused.contains(&refused) {
+            self.refused.push(refused);
+        }
     }
 
     /// Why modules were left out.
@@ -139,11 +140,11 @@ impl CountedImages {
     }
 
     /// The versions that [`Self::versions_for`] has found, to be installed.
-    pub fn incoming(&self, found: &[(usize, usize, u32, Svma)]) -> Vec<Incoming<'_>> {
-        let one = |&(module, image, number, start): &(usize, usize, u32, Svma)| {
-            let version = self.images[image].versions.get(&(number, start))?;
+    pub fn incoming(&self, found: &[Ready]) -> Vec<Incoming<'_>> {
+        let one = |ready: &Ready| {
+            let version = self.images[ready.image].versions.get(&(ready.number, ready.start))?;
             Some(Incoming {
-                module,
+                module: ready.module,
                 version,
                 kind: VersionKind::Counting,
                 retargeted_slots: RetargetedSlots::None,
@@ -157,8 +158,7 @@ impl CountedImages {
         if it.versions.contains_key(&(place.number, place.start)) {
             return Ok(());
         }
-        let wanted = Wanted::counting(&it.plan.counted, &it.voting);
-        let version = make(&it.path, &it.analyzed, &it.layout, place, wanted)?;
+        let version = it.draft.build(&it.path, &it.analyzed, place)?;
         it.missing.extend(version.counters.iter().flat_map(|c| &c.missing));
         it.missing.sort_unstable();
         it.missing.dedup();
@@ -189,26 +189,14 @@ impl CountedImages {
         let image = analyzed.ok().and_then(|analyzed| {
             let program = &analyzed.program;
             let functions: Vec<FuncId> = program.function_ids().collect();
-            let plan = plan_counters(program, &scope_of(program, &functions), Weights::Static, Calls::Return);
-            if plan.counted.is_empty() {
+            let draft = CountingDraft::of(program, &functions, Counters::wide(Weights::Static, true));
+            if draft.counts_nothing() {
                 return None;
             }
-            let layout = counting_layout(program, &plan);
-            let sums = vec![0; plan.counted.len()];
+            let sums = vec![0; draft.plan.counted.len()];
             let path = module.path.clone();
-            let voting = voting_calls(program, &plan.scope);
             let (missing, versions, votes) = (Vec::new(), BTreeMap::new(), Vec::new());
-            self.images.push(CountedImage {
-                path,
-                analyzed,
-                plan,
-                layout,
-                missing,
-                voting,
-                versions,
-                sums,
-                votes,
-            });
+            self.images.push(CountedImage { path, analyzed, draft, missing, versions, sums, votes });
             Some(self.images.len() - 1)
         });
         self.known.insert(key, image);
@@ -232,12 +220,12 @@ impl CountedImages {
         let mut out = Vec::new();
         for it in self.images.iter().filter(|it| it.sums.iter().any(|n| *n > 0)) {
             let program = &it.analyzed.program;
-            let known = it.plan.known_without(program, &it.sums, &it.missing);
+            let known = it.draft.plan.known_without(program, &it.sums, &it.missing);
             let mut derived: Derived = derive(program, &known);
-            derived.profile.adopt_votes(program, &it.voting, &it.votes);
+            derived.profile.adopt_votes(program, &it.draft.votes, &it.votes);
             let path = it.path.to_string_lossy();
             let mut entry = it.analyzed.report(&path);
-            entry.counting = Some(derivation::summary(program, &it.plan, it.missing.len(), &derived));
+            entry.counting = Some(derivation::summary(program, &it.draft.plan, it.missing.len(), &derived));
             let id = crate::instrument::build_id(&it.analyzed);
             let total = derived.profile.blocks.iter().copied().fold(0, u64::saturating_add);
             out.push((total, ModuleProfile::of(program, &derived.profile, &id, &path), entry));

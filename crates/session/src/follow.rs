@@ -217,7 +217,7 @@ impl Follower<'_> {
             return Err(with_what_is_left(nothing, live.target()));
         }
         live.switch_held(stopped, &self.images.incoming(&found))?;
-        let versions = found.iter().map(|&(_, image, number, _)| (image, number)).collect();
+        let versions = found.iter().map(|ready| (ready.image, ready.number)).collect();
         let instance = Some(Instance { live, versions, processes: 1 });
         let free = self.instances.iter().position(Option::is_none);
         let index = free.unwrap_or(self.instances.len());

@@ -5,26 +5,21 @@ use crate::files::write_output;
 use restitch_address::FileOffset;
 use restitch_apply::Why;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
-use restitch_emit::{CounterWidth, area_len};
 use restitch_pipeline::ExitCode;
 use restitch_pipeline::PipelineError;
 use restitch_pipeline::Watcher;
 use restitch_pipeline::analysis::Analyzed;
+use restitch_pipeline::counting_version::{Counters, CountingDraft, missing_counters};
 use restitch_pipeline::derivation;
 use restitch_pipeline::disk::check_writable;
 use restitch_pipeline::disk::read_file;
 use restitch_pipeline::disk::write_result;
-use restitch_pipeline::make::{
-    Place, Wanted, check_version, counting_layout, emit_version, estimate, voting_bytes,
-};
+use restitch_pipeline::make::Place;
 use restitch_pipeline::original::{load_changeable, load_original};
 use restitch_pipeline::summaries::version_summary;
 use restitch_pipeline::timings::Timings;
 use restitch_processes::SessionError;
-use restitch_profile::{
-    Calls, CountsFile, Derived, ModuleProfile, ProfileFile, Weights, code_hash, derive, plan_counters,
-    scope_of, voting_calls,
-};
+use restitch_profile::{CountsFile, Derived, ModuleProfile, ProfileFile, Weights, code_hash, derive};
 use restitch_program::FuncId;
 use restitch_report::{self as report, Outcome, RunResult};
 use std::path::{Path, PathBuf};
@@ -64,28 +59,25 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
 
     watcher.phase("counting version", None);
     let functions: Vec<FuncId> = program.function_ids().collect();
-    let plan = plan_counters(program, &scope_of(program, &functions), Weights::Static, Calls::Return);
-    if plan.counted.is_empty() {
+    let draft = CountingDraft::of(program, &functions, Counters::wide(Weights::Static, true));
+    if draft.counts_nothing() {
         let why =
             "none of its functions can be counted; `restitch analyze FILE` says what keeps them in place";
         return Err(SessionError::nothing_to_do(why));
     }
-    let layout = counting_layout(program, &plan);
     timings.end("counter placement");
-    let votes = voting_calls(program, &plan.scope);
-    let area = area_len(CounterWidth::Bits64, plan.counted.len(), votes.len())
-        .next_multiple_of(restitch_address::PAGE);
-    let size = estimate(program, &layout, plan.counted.len()) + voting_bytes(&votes);
-    let (area, start) = place_counting(&module.image, size, area, &Default::default()).map_err(refused)?;
+    let room = draft.room(program);
+    let (area, start) =
+        place_counting(&module.image, room.version, room.counters, &Default::default()).map_err(refused)?;
     let place = Place { number: 1, start, counters: area, bias: None };
-    let wanted = Wanted::counting(&plan.counted, &votes);
-    let version = emit_version(&options.program, &module, &layout, place, wanted)?;
+    let version = draft.emit(&options.program, &module, place)?;
     timings.end("emission");
-    let version = check_version(&options.program, &module, &layout, version, None)?;
+    let version = draft.check(&options.program, &module, version, None)?;
     timings.end("check");
 
     watcher.phase("writing", None);
-    let missing = version.counters.as_ref().map(|c| c.missing.clone()).unwrap_or_default();
+    let CountingDraft { plan, votes, .. } = draft;
+    let missing = missing_counters(&version);
     let id = build_id(&module);
     let mut file = CountsFile::new(program, &plan.counted, &missing, &id, &original.to_string_lossy());
     file.votes = votes;

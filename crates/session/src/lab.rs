@@ -44,7 +44,8 @@ pub fn lab(
     let (mut layouts, mut seconds) = (Vec::new(), Vec::new());
     for choice in &options.layouts {
         let started = std::time::Instant::now();
-        let ways = Ways { choice: *choice, stay: None, retargeted: &[], duplicate: false, prefetch: false };
+        let ways =
+            Ways { choice: *choice, keep_in_place: None, retargeted: &[], duplicate: false, prefetch: false };
         let layout = lay_out(ways, &module.program, &profile);
         seconds.push((choice.to_string(), started.elapsed().as_secs_f64()));
         layouts.push((choice.to_string(), layout.clone()));

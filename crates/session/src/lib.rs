@@ -90,4 +90,6 @@ pub use restitch_recording::trace_record::{
 };
 pub use restitch_trace::{BurstEnd, LookAhead, Refusal};
 pub use restitch_tracee::{AskedToEnd, NotStarted, OwnChild, be_told_of_children, survive_file_limits};
-pub use status::{KeptForCores, ProcessStatus, Reverted, kept_for_cores, revert, sees_roots, status};
+pub use status::{
+    KeptForCores, ProcessStatus, Reverted, VersionStatus, kept_for_cores, revert, sees_roots, status,
+};

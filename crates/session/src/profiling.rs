@@ -3,20 +3,17 @@
 use crate::left_out::LeftOut;
 use restitch_apply_process::{LONGEST_UNREAD, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
-use restitch_emit::{CounterWidth, area_len};
-use restitch_layout::Layout;
 use restitch_pipeline::Watcher;
+use restitch_pipeline::counting_version::{Counters, CountingDraft, missing_counters};
 use restitch_pipeline::derivation;
-use restitch_pipeline::make::{Place, Wanted, counting_layout, estimate, make, voting_bytes};
+use restitch_pipeline::make::Place;
 use restitch_pipeline::parallel;
 use restitch_pipeline::selection::select;
 use restitch_processes::SessionError;
 use restitch_processes::initial_sampling::Length;
 use restitch_processes::modules::Chosen;
 use restitch_processes::process_set::ProcessSet;
-use restitch_profile::{
-    Calls, Counted, CounterPlan, Derived, Vote, Weights, derive, plan_counters, scope_of, voting_calls,
-};
+use restitch_profile::{Counted, CounterPlan, Derived, Vote, Weights, derive};
 use restitch_program::{CallId, FuncId, Program};
 use restitch_tracee::AskedToEnd;
 use std::time::{Duration, Instant};
@@ -36,11 +33,9 @@ pub(crate) struct Counting {
 /// What was planned for each module, and its checked version with the module's index.
 pub(crate) type CountingVersions = (Vec<Counting>, Vec<(usize, CheckedVersion)>);
 
-/// What a counting version of one module is to be, and where.
+/// What a counting version of one module is to be.
 struct Planned {
-    plan: CounterPlan,
-    layout: Layout,
-    votes: Vec<CallId>,
+    draft: CountingDraft,
     functions: usize,
 }
 
@@ -56,47 +51,46 @@ pub(crate) fn make_counting(
     left_out: &mut LeftOut,
     vote: bool,
 ) -> Result<CountingVersions, SessionError> {
-    let planned = parallel::map(chosen.iter().collect(), |module: &Chosen| {
-        let program = &module.analyzed.program;
-        let functions: Vec<FuncId> = select(program, &module.weights);
-        let scope = scope_of(program, &functions);
-        let plan = plan_counters(program, &scope, Weights::Blocks(&module.weights.blocks), Calls::Return);
-        let layout = counting_layout(program, &plan);
-        let votes = if vote { voting_calls(program, &plan.scope) } else { Vec::new() };
-        Planned { plan, layout, votes, functions: functions.len() }
-    });
-    let (mut jobs, mut taken) = (Vec::new(), Vec::new());
-    for (module, planned) in chosen.iter().zip(planned) {
-        let program = &module.analyzed.program;
-        let counters = planned.plan.counted.len();
-        let bytes = area_len(CounterWidth::Bits32, counters, planned.votes.len());
-        let area = bytes.next_multiple_of(restitch_address::PAGE);
-        let len = estimate(program, &planned.layout, counters) + voting_bytes(&planned.votes);
-        let place = set.reserve(module.index, len + area, &taken, restitch_address::PAGE);
-        let place = place.map(|held| {
-            taken.push((module.index, held));
-            let bias = Some(set.leader.target().modules[module.index].bias);
-            Place { number: held.number, start: held.start, counters: held.start + len, bias }
-        });
-        jobs.push((module, planned, place));
-    }
-    let made = parallel::map(jobs, |(module, planned, place)| {
-        let (place, plan) = (place?, planned.plan);
-        let wanted = Wanted::counting_narrow(&plan.counted, &planned.votes);
-        let version = make(&module.path, &module.analyzed, &planned.layout, place, wanted)?;
-        let (counted, missing) =
-            version.counters.as_ref().map(|c| (c.counted.clone(), c.missing.clone())).unwrap_or_default();
-        let counting = Counting {
-            plan,
-            number: place.number,
-            counted,
-            missing,
-            votes: planned.votes,
-            functions: planned.functions,
-        };
-        Ok((counting, (module.index, version)))
-    });
+    let planned = parallel::map(chosen.iter().collect(), |module| plan_of(module, vote));
+    let places = reserve_all(set, chosen, &planned);
+    let jobs: Vec<_> = chosen.iter().zip(planned).zip(places).collect();
+    let made = parallel::map(jobs, |((module, planned), place)| version_of(module, planned, place?));
     Ok(left_out.keep(chosen, made)?.into_iter().unzip())
+}
+
+fn plan_of(module: &Chosen, vote: bool) -> Planned {
+    let program = &module.analyzed.program;
+    let functions: Vec<FuncId> = select(program, &module.weights);
+    let counters = Counters::narrow(Weights::Blocks(&module.weights.blocks), vote);
+    Planned { draft: CountingDraft::of(program, &functions, counters), functions: functions.len() }
+}
+
+/// A free place for each version, one after the other: none may overlap.
+fn reserve_all(set: &ProcessSet, chosen: &[Chosen], planned: &[Planned]) -> Vec<Result<Place, SessionError>> {
+    let mut taken = Vec::new();
+    let one = |(module, planned): (&Chosen, &Planned)| {
+        let room = planned.draft.room(&module.analyzed.program);
+        let held = set.reserve(module.index, room.whole(), &taken, restitch_address::PAGE)?;
+        taken.push((module.index, held));
+        let bias = set.leader.target().modules[module.index].bias;
+        Ok(room.at(held.number, held.start, Some(bias)))
+    };
+    chosen.iter().zip(planned).map(one).collect()
+}
+
+/// The version, checked, with the module's index.
+fn version_of(
+    module: &Chosen,
+    planned: Planned,
+    place: Place,
+) -> Result<(Counting, (usize, CheckedVersion)), SessionError> {
+    let Planned { draft, functions } = planned;
+    let version = draft.build(&module.path, &module.analyzed, place)?;
+    let counted = version.counters.as_ref().map(|c| c.counted.clone()).unwrap_or_default();
+    let missing = missing_counters(&version);
+    let CountingDraft { plan, votes, .. } = draft;
+    let counting = Counting { plan, number: place.number, counted, missing, votes, functions };
+    Ok((counting, (module.index, version)))
 }
 
 /// Counters are looked at for the first time after this time, and then each time as much has passed again.

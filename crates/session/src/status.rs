@@ -13,6 +13,21 @@ use restitch_x86::patch::Patch;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+/// A version in a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VersionStatus {
+    /// Its number.
+    pub number: u32,
+    /// What it is for.
+    pub kind: VersionKind,
+    /// Path of its module.
+    pub module: String,
+    /// Bytes that are mapped.
+    pub bytes: u64,
+    /// Nothing leads there any more.
+    pub is_retired: bool,
+}
+
 /// What restitch has in one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessStatus {
@@ -20,8 +35,8 @@ pub struct ProcessStatus {
     pub pid: i32,
     /// Its program's path, if it can be read.
     pub program: String,
-    /// Versions in it: number, purpose, module, bytes mapped, retired.
-    pub versions: Vec<(u32, VersionKind, String, u64, bool)>,
+    /// Versions in it.
+    pub versions: Vec<VersionStatus>,
     /// Places that are patched.
     pub patches: usize,
     /// No restitch is at work on it.
@@ -34,6 +49,17 @@ pub struct ProcessStatus {
     pub gdb: Vec<String>,
     /// A layout is in force whose state files are not here: where they may be, and what to do.
     pub lost: Option<String>,
+}
+
+/// `is_used`: something leads into it.
+fn version_status(version: &JournalVersion, is_used: bool) -> VersionStatus {
+    VersionStatus {
+        number: version.number,
+        kind: version.kind,
+        module: version.module.display().to_string(),
+        bytes: version.len,
+        is_retired: version.kind != VersionKind::Burst && !is_used,
+    }
 }
 
 /// The state of process `pid`, or of all processes that have a journal, or have inherited versions from one
@@ -141,18 +167,7 @@ pub(crate) fn status_when(live: &AttachedProcess, is_idle: bool) -> Result<Proce
     Ok(ProcessStatus {
         pid: target.pid(),
         program: target.modules[target.program].path.display().to_string(),
-        versions: present
-            .iter()
-            .map(|v| {
-                (
-                    v.number,
-                    v.kind,
-                    v.module.display().to_string(),
-                    v.len,
-                    v.kind != VersionKind::Burst && !leads_to(v),
-                )
-            })
-            .collect(),
+        versions: present.iter().map(|v| version_status(v, leads_to(v))).collect(),
         patches: jumps.iter().filter(in_any).count(),
         is_idle,
         left_counting: present.iter().any(|v| v.kind == VersionKind::Counting && leads_to(v)) && is_idle,

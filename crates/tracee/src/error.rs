@@ -8,6 +8,19 @@ use restitch_procfs::{Frozen, ProcError};
 /// Why something is not as it has to be: the error that says so, or words.
 pub(crate) type Why = Box<dyn std::error::Error + Send + Sync>;
 
+/// What the kernel has refused, with what that means.
+#[derive(Debug, thiserror::Error)]
+#[error("{words}")]
+struct Refusal {
+    words: String,
+    source: std::io::Error,
+}
+
+/// `source` in `words`, which hold what it says where that helps.
+pub(crate) fn explained(words: String, source: std::io::Error) -> Why {
+    Box::new(Refusal { words, source })
+}
+
 /// Why something could not be done to another process.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
@@ -184,7 +197,8 @@ pub enum TraceError {
         /// The process.
         pid: i32,
         /// Why, with what would help.
-        why: String,
+        #[source]
+        why: Why,
     },
     /// No thread is in a state in which it can be borrowed.
     #[error("no thread of process {pid} can be borrowed for a system call: {why}; {}", why.next_step())]

@@ -26,7 +26,7 @@
 use crate::arguments::{
     Backing, MEMORY_FILE_FLAGS, OPEN_FLAGS, Placement, Protection, RemoteFd, mmap_arguments,
 };
-use crate::error::TraceError;
+use crate::error::{TraceError, Why, explained};
 use crate::registers::{PendingRestart, Registers};
 use crate::seize::seize_one;
 use crate::stopped::Stopped;
@@ -197,22 +197,23 @@ fn programs(pid: i32, tid: i32) -> Result<Vec<Vec<sock_filter>>, TraceError> {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
                 return Err(TraceError::Vanished { tid, operation: "reading its system call filters" });
             }
-            Err(error) => return Err(TraceError::UnreadableFilter { pid, why: why_unreadable(&error) }),
+            Err(error) => return Err(TraceError::UnreadableFilter { pid, why: unreadable(error) }),
         }
     }
-    Err(TraceError::UnreadableFilter { pid, why: "it has too many of them".to_owned() })
+    Err(TraceError::UnreadableFilter { pid, why: "it has too many of them".into() })
 }
 
 /// Why the kernel does not hand out filters, and what would help.
-fn why_unreadable(error: &io::Error) -> String {
-    match error.raw_os_error() {
+fn unreadable(error: io::Error) -> Why {
+    let words = match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
             "that takes CAP_SYS_ADMIN and a restitch that runs under no filter itself: run it as root, outside of the container".to_owned()
         }
         Some(libc::EINVAL | libc::EIO) => "the kernel was built without CONFIG_CHECKPOINT_RESTORE".to_owned(),
         Some(libc::EMEDIUMTYPE) => "it is no classic BPF program".to_owned(),
         _ => error.to_string(),
-    }
+    };
+    explained(words, error)
 }
 
 /// Whether an answer lets a call through; else what would come of the call.
@@ -267,7 +268,7 @@ fn look_at(pid: i32, tid: i32) -> Result<Result<(), TraceError>, TraceError> {
         Some(_) => {}
     }
     if !may_read_filters() {
-        let why = why_unreadable(&io::Error::from_raw_os_error(libc::EACCES));
+        let why = unreadable(io::Error::from_raw_os_error(libc::EACCES));
         return Err(TraceError::UnreadableFilter { pid, why });
     }
     let mut held = seize_one(pid, tid)?;

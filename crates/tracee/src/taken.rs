@@ -14,7 +14,7 @@
 
 use crate::arguments::RemoteFd;
 use crate::borrow::Borrow;
-use crate::error::TraceError;
+use crate::error::{TraceError, Why, explained};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -49,15 +49,16 @@ impl Borrow<'_> {
     /// give it away.
     pub fn take_memory_file(&self, fd: RemoteFd) -> Result<TakenFile, TraceError> {
         let pid = self.pid();
-        let wrong = |why: String| TraceError::NotItsMemoryFile { pid, why: why.into() };
-        let file = take(pid, self.thread(), fd.number()).map_err(|e| wrong(of_kernel(&e)))?;
+        let wrong = |why: Why| TraceError::NotItsMemoryFile { pid, why };
+        let file = take(pid, self.thread(), fd.number()).map_err(|e| wrong(explained(of_kernel(&e), e)))?;
         let maker = restitch_procfs::thread_status(pid, self.thread())?.file_system_uid;
         match other_than_new(&file, maker) {
             Ok(None) => Ok(TakenFile { pid, file }),
             Ok(Some(what)) => {
-                Err(wrong(format!("its descriptor is that of {what} by now; a thread of it exchanges them")))
+                let why = format!("its descriptor is that of {what} by now; a thread of it exchanges them");
+                Err(wrong(why.into()))
             }
-            Err(error) => Err(TraceError::NotItsMemoryFile { pid, why: error.into() }),
+            Err(error) => Err(wrong(error.into())),
         }
     }
 }

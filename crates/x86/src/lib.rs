@@ -70,7 +70,7 @@ pub use semantics::{
 pub use semantics_decode::decode_semantic;
 pub use stack::StackUse;
 pub use vector::{Asks, Lanes, MaskOp, MaskPlace, Under, Vector, VectorOp, VectorSource};
-pub use vote::{VOTE, VOTE_PERIOD, VOTE_SAVED, VoteStub, VoteWord, vote, vote_stub};
+pub use vote::{VOTE, VOTE_PERIOD, VOTE_SAVED, VoteField, VoteStub, VoteWord, vote, vote_stub};
 
 /// Bytes of the longest instruction.
 pub const LONGEST: usize = 15;

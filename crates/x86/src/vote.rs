@@ -57,13 +57,24 @@ pub enum VoteWord {
     Balance,
 }
 
+/// A displacement in a stub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VoteField {
+    /// Its offset.
+    pub at: u32,
+    /// The end of its instruction, from which it counts.
+    pub end: u32,
+    /// What it leads to.
+    pub word: VoteWord,
+}
+
 /// The stub without its jump back, displacements zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VoteStub {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Displacements: offset, end of the instruction (from which it counts), what it leads to.
-    pub words: Vec<(u32, u32, VoteWord)>,
+    /// Its displacements, in their order.
+    pub words: Vec<VoteField>,
     /// The displacement of an operand that is relative to the program counter, and the end of the
     /// instruction.
     pub operand: Option<(u32, u32)>,
@@ -123,17 +134,17 @@ pub fn vote_stub(call: &[u8]) -> Option<VoteStub> {
 
 struct Writer {
     bytes: Vec<u8>,
-    words: Vec<(u32, u32, VoteWord)>,
+    words: Vec<VoteField>,
 }
 
 impl Writer {
     /// An instruction with an operand relative to the program counter.
     fn word(&mut self, opcode: &[u8], word: VoteWord, immediate: &[u8]) {
         self.bytes.extend(opcode);
-        let field = self.bytes.len() as u32;
+        let at = self.bytes.len() as u32;
         self.bytes.extend([0; 4]);
         self.bytes.extend(immediate);
-        self.words.push((field, self.bytes.len() as u32, word));
+        self.words.push(VoteField { at, end: self.bytes.len() as u32, word });
     }
 
     /// A short branch to a place that is not known yet. Gives the offset behind it.
@@ -195,7 +206,7 @@ mod tests {
         let all = decoded(&stub.bytes);
         // Where the branches lead, and where fields are.
         assert_eq!((all[7].near_branch_target(), all[9].near_branch_target()), (all[13].ip(), all[15].ip()));
-        let fields: Vec<u32> = stub.words.iter().map(|w| w.1).collect();
+        let fields: Vec<u32> = stub.words.iter().map(|w| w.end).collect();
         let ends = |i: &&Instruction| i.is_ip_rel_memory_operand();
         assert_eq!(fields, all.iter().filter(ends).map(|i| i.next_ip() as u32).collect::<Vec<_>>());
         assert_eq!(u64::from(VOTE_SAVED), all[1].ip());

@@ -1,5 +1,6 @@
 //! What is not ours: few crates, from one source, each with a reason.
 
+use super::TEST_FILES;
 use crate::source::code_only;
 use crate::{File, Finding, Tree};
 
@@ -113,8 +114,7 @@ fn asked(manifest: &toml::Table) -> Vec<String> {
 
 /// What is wrong with a crate's list: versions are chosen in one place.
 fn from_the_workspace(manifest: &toml::Table) -> Vec<String> {
-    let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
-    let lists = tables.iter().filter_map(|table| manifest.get(*table)?.as_table());
+    let lists = LISTS.iter().filter_map(|table| manifest.get(*table)?.as_table());
     let own = lists.flatten().filter(|(name, value)| {
         let shared = value.get("workspace").and_then(toml::Value::as_bool) == Some(true);
         let ours = value.get("path").is_some() && value.get("version").is_none();
@@ -124,8 +124,8 @@ fn from_the_workspace(manifest: &toml::Table) -> Vec<String> {
         .collect()
 }
 
-/// Each dependency of a crate is named by some source of it, tests included, and each of the workspace by a
-/// crate.
+/// Each dependency of a crate is named by some source of it, by one besides tests if it is not for these
+/// alone; and each of the workspace by a crate.
 pub fn unused_dependencies(tree: &Tree) -> Vec<Finding> {
     let mut findings = unasked(tree);
     for manifest in &tree.files {
@@ -133,41 +133,62 @@ pub fn unused_dependencies(tree: &Tree) -> Vec<Finding> {
         else {
             continue;
         };
-        let of_crate = |path: &str| path.starts_with(folder) && path.ends_with(".rs");
-        let sources: Vec<String> =
-            tree.files.iter().filter(|f| of_crate(&f.path)).map(|f| code_only(&f.text)).collect();
+        let sources: Vec<&File> = tree.rust().filter(|file| file.path.starts_with(folder)).collect();
+        let all: Vec<String> = sources.iter().map(|file| code_only(&file.text)).collect();
+        let shipped: Vec<String> = sources
+            .iter()
+            .filter(|file| !is_for_tests(&file.path[folder.len()..]))
+            .map(|file| code_only(file.before_tests()))
+            .collect();
         let table = manifest.text.parse::<toml::Table>().unwrap_or_default();
-        for name in listed(&table) {
-            let word = name.replace('-', "_");
-            if !sources.iter().any(|source| names(source, &word)) {
-                let what = format!("{name} is asked for, and no source of the crate names it");
-                findings.push(Finding { path: manifest.path.clone(), line: 0, what });
+        for (list, sources, whose) in [
+            ("dependencies", &shipped, "no source of the crate besides tests names it"),
+            ("dev-dependencies", &all, "no source of the crate names it"),
+            ("build-dependencies", &all, "no source of the crate names it"),
+        ] {
+            for name in listed(&table, &[list]) {
+                if !sources.iter().any(|source| names(source, &name.replace('-', "_"))) {
+                    let what = format!("{name} is asked for, and {whose}");
+                    findings.push(Finding { path: manifest.path.clone(), line: 0, what });
+                }
             }
         }
     }
     findings
 }
 
+/// Whether a file of a crate, by its path in the crate's folder, is compiled for tests or examples alone.
+fn is_for_tests(path: &str) -> bool {
+    ["tests/", "examples/", "benches/"].iter().any(|folder| path.starts_with(folder))
+        || TEST_FILES.iter().any(|name| path.ends_with(name))
+}
+
 /// What is on the workspace's list, and on that of none of its crates.
 fn unasked(tree: &Tree) -> Vec<Finding> {
     let table = |file: &File| file.text.parse::<toml::Table>().unwrap_or_default();
     let manifests = tree.files.iter().filter(|file| file.path.ends_with("/Cargo.toml"));
-    let asked: Vec<String> = manifests.flat_map(|manifest| listed(&table(manifest))).collect();
+    let asked: Vec<String> = manifests.flat_map(|manifest| listed(&table(manifest), &LISTS)).collect();
     let root = tree.files.iter().find(|file| file.path == "Cargo.toml").map(table).unwrap_or_default();
-    let all = root.get("workspace").and_then(toml::Value::as_table).map(listed).unwrap_or_default();
+    let all = root
+        .get("workspace")
+        .and_then(toml::Value::as_table)
+        .map(|table| listed(table, &LISTS))
+        .unwrap_or_default();
     let unused = all.into_iter().filter(|name| !asked.contains(name));
     let what = |name| format!("{name} is on the workspace's list, and no crate asks for it");
     unused.map(|name| Finding { path: "Cargo.toml".into(), line: 0, what: what(name) }).collect()
 }
 
-/// What a manifest's lists name, those for one target included.
-fn listed(manifest: &toml::Table) -> Vec<String> {
+/// The lists of a manifest.
+const LISTS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
+
+/// What `lists` of a manifest name, those for one target included.
+fn listed(manifest: &toml::Table, lists: &[&str]) -> Vec<String> {
     let targets = manifest.get("target").and_then(toml::Value::as_table);
     let targets = targets.into_iter().flat_map(|t| t.values()).filter_map(toml::Value::as_table);
-    let lists = std::iter::once(manifest).chain(targets).flat_map(|table| {
-        ["dependencies", "dev-dependencies", "build-dependencies"].map(|list| table.get(list)?.as_table())
-    });
-    lists.flatten().flatten().map(|(name, _)| name.clone()).collect()
+    let tables = std::iter::once(manifest).chain(targets);
+    let found = tables.flat_map(|table| lists.iter().filter_map(|list| table.get(*list)?.as_table()));
+    found.flatten().map(|(name, _)| name.clone()).collect()
 }
 
 /// Whether `word` stands in `source` as a whole identifier.

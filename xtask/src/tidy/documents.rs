@@ -148,6 +148,33 @@ fn link_path(document: &str, target: &str) -> String {
     parts.join("/")
 }
 
+/// A rule of the design says why it is one, and what would fail if it were broken.
+pub fn reasoned_rules(tree: &Tree) -> Vec<Finding> {
+    const PARTS: [&str; 2] = ["*Why*", "*Held by*"];
+    let mut findings = Vec::new();
+    for file in tree.files.iter().filter(|f| f.path.starts_with("docs/design/") && f.path.ends_with(".md")) {
+        for (line, section) in sections(&file.text).filter(|(_, section)| section.contains("**Rule.**")) {
+            for part in PARTS.iter().filter(|part| !section.contains(**part)) {
+                let what = format!("a section with a rule and without {part}");
+                findings.push(Finding { path: file.path.clone(), line, what });
+            }
+        }
+    }
+    findings
+}
+
+/// What stands under each heading of a page up to the next one, with the heading's line.
+fn sections(text: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut sections: Vec<(usize, String)> = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        match sections.last_mut() {
+            Some((_, section)) if !line.starts_with('#') => section.push_str(&format!("{line}\n")),
+            _ => sections.push((i + 1, String::new())),
+        }
+    }
+    sections.into_iter()
+}
+
 /// No file names a folder of somebody's machine.
 pub fn machine_paths(tree: &Tree) -> Vec<Finding> {
     // Written in two parts, so that this file keeps its own rule.

@@ -42,8 +42,13 @@ impl Handler<'_> {
     /// Whether nothing is left of the error but what it says. Without literals `text` is `code`.
     fn is_lost(&self, text: &str, code: &str) -> bool {
         let (name, body) = (self.name, self.body.clone());
-        let named: Vec<&str> = words(&code[body.clone()], name).collect();
-        let said = named.iter().filter(|behind| behind.trim_start().starts_with(".to_string()")).count();
+        let named: Vec<(&str, &str)> = words(&code[body.clone()], name).collect();
+        // Whoever gets no more than a look at it cannot keep it.
+        let is_said = |(before, behind): &&(&str, &str)| {
+            let behind = behind.trim_start();
+            behind.starts_with(".to_string()") || before.ends_with('&') && behind.starts_with([',', ')'])
+        };
+        let said = named.iter().filter(is_said).count();
         let is_in_literal =
             |at: usize| code[body.start + at..].starts_with(' ') && !text[..body.start + at].ends_with('{');
         let shown = [format!("{{{name}}}"), format!("{{{name}:")];
@@ -91,11 +96,11 @@ fn handlers(code: &str) -> impl Iterator<Item = Handler<'_>> {
         .filter(move |handler| is_name(handler.name) && !handler.name.starts_with('_'))
 }
 
-/// What stands behind each `name` in `code` that is a whole word.
-fn words<'c>(code: &'c str, name: &'c str) -> impl Iterator<Item = &'c str> {
+/// What stands in front of each `name` in `code` that is a whole word, and behind it.
+fn words<'c>(code: &'c str, name: &'c str) -> impl Iterator<Item = (&'c str, &'c str)> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(name)
         .filter(move |(at, _)| !code[..*at].ends_with(is_part))
-        .map(move |(at, _)| &code[at + name.len()..])
-        .filter(move |behind| !behind.starts_with(is_part))
+        .map(move |(at, _)| (&code[..at], &code[at + name.len()..]))
+        .filter(move |(_, behind)| !behind.starts_with(is_part))
 }

@@ -1,7 +1,7 @@
 //! Bytes of instructions and numbers of one processor's files stay in the crates of the instruction set, so
 //! that another one is one more crate (`docs/extending.md`).
 
-use super::DECODING;
+use super::{DECODING, TEST_FILES};
 use crate::{File, Finding, Tree, code_only};
 
 /// Where bytes of instructions may stand besides the instruction set's crate, and why.
@@ -18,8 +18,6 @@ const ROUTINES: [(&str, &str); 2] = [
 ];
 /// Programs that tests are made with are written for one processor.
 const TOOLS: [&str; 1] = ["testkit"];
-/// Files of tests alone, which are declared so elsewhere.
-const TEST_FILES: [&str; 3] = ["/testing.rs", "/oracle_tests.rs", "/switch_faults.rs"];
 /// Opcodes that mean something in a list of one: direct calls and jumps, returns, breakpoints, `int`, `nop`.
 const OPCODES: [&str; 7] = ["0xe8", "0xe9", "0xeb", "0xc3", "0xcc", "0xcd", "0x90"];
 /// What else there is one of for each instruction set.
@@ -33,12 +31,16 @@ const OWN_CODE: [&str; 3] = ["core::arch", "std::arch", "asm!"];
 const PAGE: &str = "docs/extending.md";
 const OUTSIDE: &str = "### Outside of the crate";
 
+/// A library of its own, whose sources are not where crates have theirs.
+const AGENT: &str = "crates/preload/agent/";
+
 /// The product's files outside of the crates that may know the instruction set.
 fn elsewhere(tree: &Tree) -> impl Iterator<Item = &File> {
     tree.rust().filter(|file| {
         let krate = file.krate().unwrap_or_default();
         let is_exempt = DECODING.contains(&krate) || TOOLS.contains(&krate);
-        file.is_product() && !is_exempt && !TEST_FILES.iter().any(|name| file.path.ends_with(name))
+        let is_product = file.is_product() || file.path.starts_with(AGENT);
+        is_product && !is_exempt && !TEST_FILES.iter().any(|name| file.path.ends_with(name))
     })
 }
 

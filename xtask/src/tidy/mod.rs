@@ -17,7 +17,9 @@ mod sources;
 pub use circles::circles;
 pub use definitions::defining_modules;
 pub use dependencies::{DIRECT, MORE, dependencies, unused_dependencies};
-pub use documents::{crate_docs, linked_decisions, listed_crates, machine_paths, named_paths, named_tests};
+pub use documents::{
+    crate_docs, linked_decisions, listed_crates, machine_paths, named_paths, named_tests, reasoned_rules,
+};
 pub use elf_files::elf_files;
 pub use errors::kept_sources;
 pub use gains::gains;
@@ -34,7 +36,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 28] = [
+pub const RULES: [(&str, Rule); 29] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -57,6 +59,7 @@ pub const RULES: [(&str, Rule); 28] = [
     ("document_lengths", document_lengths),
     ("timeless_documents", timeless_documents),
     ("linked_decisions", linked_decisions),
+    ("reasoned_rules", reasoned_rules),
     ("gains", gains),
     ("crate_docs", crate_docs),
     ("listed_crates", listed_crates),
@@ -64,6 +67,9 @@ pub const RULES: [(&str, Rule); 28] = [
     ("dependencies", dependencies),
     ("unused_dependencies", unused_dependencies),
 ];
+
+/// Files of tests alone, which are declared so elsewhere.
+const TEST_FILES: [&str; 3] = ["/testing.rs", "/oracle_tests.rs", "/switch_faults.rs"];
 
 /// Crates at the operating-system edge: the only ones with unsafe code.
 pub const EDGE: [&str; 4] = ["perf", "preload", "procfs", "tracee"];

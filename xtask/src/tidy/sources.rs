@@ -52,17 +52,19 @@ pub fn no_io(tree: &Tree) -> Vec<Finding> {
 
 /// The size of a page is written once; the agent, which uses no crate, has its own.
 pub fn page_size(tree: &Tree) -> Vec<Finding> {
-    const PLACES: [&str; 2] = ["address", "preload"];
-    let elsewhere =
-        tree.rust().filter(|file| file.is_product() && !file.krate().is_some_and(|k| PLACES.contains(&k)));
+    const PLACES: [&str; 2] = ["crates/address/", "crates/preload/src/format.rs"];
+    const AGENT: &str = "crates/preload/agent/";
+    let elsewhere = tree.rust().filter(|file| {
+        let is_product = file.is_product() || file.path.starts_with(AGENT);
+        is_product && !PLACES.iter().any(|place| file.path.starts_with(place))
+    });
     let mut findings = Vec::new();
     for file in elsewhere {
         for (number, line) in code_only(file.before_tests()).lines().enumerate() {
             let declared = line.contains("const PAGE: ") && line.contains("= 4096");
-            let rounded =
-                ["align_up(4096", "align_down(4096", "multiple_of(4096"].iter().any(|w| line.contains(w));
-            if declared || rounded {
-                let what = "the size of a page is restitch_address::PAGE".into();
+            let rounded = ["align_up(4096", "align_down(4096", "multiple_of(4096", "& !4095"];
+            if declared || rounded.iter().any(|word| line.contains(word)) {
+                let what = "the size of a page is restitch_address::PAGE (in the agent format::PAGE)".into();
                 findings.push(Finding { path: file.path.clone(), line: number + 1, what });
             }
         }
