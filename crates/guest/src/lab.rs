@@ -74,8 +74,8 @@ impl Lab {
         })
     }
 
-    /// A kernel by its line: `6.1`, `6.12` or `7.3`; or one that was built here, by the path of its folder, which
-    /// has a `/`.
+    /// A kernel by its line: `6.1`, `6.12` or `7.3`; or one that was built here, by the path of its folder,
+    /// which has a `/`.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         if name.contains('/') {
             return Kernel::built(Path::new(name));

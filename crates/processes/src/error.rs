@@ -330,6 +330,7 @@ fn of_proc(error: &restitch_procfs::ProcError) -> ExitCode {
     match error {
         P::Gone { .. } | P::Reused { .. } => ExitCode::Vanished,
         P::Permission { .. } => ExitCode::NotPermitted,
+        P::Unserved { .. } => ExitCode::Refused,
         P::Replaced { .. } => ExitCode::BadInput,
         P::Io { .. } | P::Malformed { .. } => ExitCode::Failure,
     }

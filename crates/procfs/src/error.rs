@@ -51,6 +51,17 @@ pub enum ProcError {
         /// The process number in question.
         pid: i32,
     },
+    /// The server of the file's file system does not answer.
+    #[error(
+        "the file system of {path}, which process {pid} runs, does not answer; see to its server (FUSE, NFS), and try again",
+        path = path.display()
+    )]
+    Unserved {
+        /// The process asked about.
+        pid: i32,
+        /// The file that was to be opened.
+        path: PathBuf,
+    },
     /// The file at the path is not the one that the process has mapped.
     #[error(
         "{path} is not the file that process {pid} has mapped (it was replaced or deleted since the start); restart the process, or run as root so that the mapped file itself can be opened",

@@ -5,6 +5,7 @@ use crate::error::ProcError;
 use crate::holder;
 use crate::holder::shared_path;
 use crate::maps::{Device, Mapping};
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
@@ -12,6 +13,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// So long a file system may take to open a file.
+const UNSERVED_AFTER: Duration = Duration::from_secs(2);
 
 /// Which file, whatever its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
@@ -99,9 +105,46 @@ fn open_in_root(pid: i32, path: &Path) -> io::Result<File> {
 /// are those of `mapping`: another file may have been mapped at the same addresses since it was read. Only
 /// regular files are opened, whatever the process has put at the name since.
 ///
+/// A file system of a program's (FUSE), or of another machine's, may never answer, and whoever waits for it
+/// can only be killed: such files are waited for by a thread of their own, and not for ever.
+///
 /// # Errors
-/// [`ProcError::Replaced`] if the file cannot be reached any more.
+/// [`ProcError::Replaced`] if the file cannot be reached any more, [`ProcError::Unserved`] if its file system
+/// does not answer.
 pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError> {
+    // (Those that a kernel serves by itself have a device of their own, but for stacked ones and some more.)
+    if mapping.device.major != 0 {
+        return open_now(pid, mapping);
+    }
+    let (wanted, device) = (mapping.clone(), mapping.device);
+    let opened = if is_silent(device) { None } else { answer_of(move || open_now(pid, &wanted)) };
+    opened.unwrap_or_else(|| {
+        silent().insert(device, Instant::now());
+        let path = mapping.path().unwrap_or(Path::new("a file")).to_path_buf();
+        Err(ProcError::Unserved { pid, path })
+    })
+}
+
+/// Devices that did not answer, and when that was told last: a program may have many files of one.
+fn silent() -> MutexGuard<'static, BTreeMap<Device, Instant>> {
+    static SILENT: Mutex<BTreeMap<Device, Instant>> = Mutex::new(BTreeMap::new());
+    SILENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_silent(device: Device) -> bool {
+    silent().get(&device).is_some_and(|since| since.elapsed() < UNSERVED_AFTER)
+}
+
+/// What `ask` says, if it does so in time. It goes on in a thread of its own, which ends with this program at
+/// the latest.
+fn answer_of<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (answer, answered) = std::sync::mpsc::sync_channel(1);
+    // Who has given up does not listen any more.
+    let asking = std::thread::Builder::new().spawn(move || drop(answer.send(ask())));
+    asking.ok().and_then(|_| answered.recv_timeout(UNSERVED_AFTER).ok())
+}
+
+fn open_now(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError> {
     let range = mapping.range;
     // The folders of threads have no such files, but their numbers lead to one, too; what is found there is
     // compared.

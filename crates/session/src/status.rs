@@ -7,7 +7,7 @@ use restitch_processes::SessionError;
 use restitch_processes::process_family::families;
 use restitch_processes::process_set::{GivenBack, ProcessSet, process_of};
 use restitch_processes::reclaim::KeptVersion;
-use restitch_procfs as procfs;
+use restitch_procfs::{self as procfs, ProcError};
 use restitch_tracee::Memory;
 use restitch_x86::patch::Patch;
 use std::collections::BTreeSet;
@@ -81,6 +81,7 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
             Ok(live) => out.push(status_of(&live)?),
             Err(error @ ProcessError::StateLost { .. }) => out.push(lost(one, &error)),
             Err(error) if pid.is_some() => return Err(error.into()),
+            Err(error) if is_unserved(&error) => out.push(lost(one, &error)),
             Err(_) => {}
         }
     }
@@ -90,6 +91,7 @@ pub fn status(pid: Option<i32>) -> Result<Vec<ProcessStatus>, SessionError> {
             match AttachedProcess::open(one, dir.clone()) {
                 Ok(heir) => status_of(&heir).ok().filter(|found| !found.versions.is_empty()),
                 Err(error @ ProcessError::StateLost { .. }) => Some(lost(one, &error)),
+                Err(error) if is_unserved(&error) => Some(lost(one, &error)),
                 Err(_) => None,
             }
         }));
@@ -132,7 +134,13 @@ fn living(dir: &StateDir) -> Vec<i32> {
     dir.owners()
 }
 
-/// What is known of a process in which a layout is in force whose state files are not here.
+/// Whether a process could not be looked at since a file system does not answer.
+fn is_unserved(error: &ProcessError) -> bool {
+    matches!(error, ProcessError::Proc(ProcError::Unserved { .. }))
+}
+
+/// What is known of a process in which a layout is in force whose state files are not here, or which cannot
+/// be looked at.
 fn lost(pid: i32, error: &ProcessError) -> ProcessStatus {
     let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let redirects = if let ProcessError::StateLost { redirects, .. } = error { *redirects } else { 0 };

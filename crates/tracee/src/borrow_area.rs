@@ -11,9 +11,9 @@
 //! - private and anonymous; where nothing in a page is missing, also a copy of a file's page;
 //! - where other threads run: one mapping that is this thread's own stack.
 //!
-//! The first thread's stack is mapped as far as it was touched. It may grow into what is wanted: the kernel does
-//! that for whoever reads there (`expand_stack` in `__access_remote_vm`), or refuses, by the limit of stacks and
-//! by the gap that it keeps above the next mapping.
+//! The first thread's stack is mapped as far as it was touched. It may grow into what is wanted: the kernel
+//! does that for whoever reads there (`expand_stack` in `__access_remote_vm`), or refuses, by the limit of
+//! stacks and by the gap that it keeps above the next mapping.
 //!
 //! Then it is read, and written as it is, by [`Memory`](crate::Memory), which fails where a userfaultfd's
 //! handler would have to be waited for; so all of it is there when the thread uses it.

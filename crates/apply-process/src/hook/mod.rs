@@ -372,12 +372,8 @@ mod tests {
         let mut data = vec![0; restitch_address::PAGE as usize];
         data[..8].copy_from_slice(&(page + FIND_AT).get().to_le_bytes());
         memory.add(mapping(slot, "rw-p", restitch_address::PAGE), &data).expect("there is room");
-        let damaged = JournalHook {
-            page: page.get(),
-            slot: slot.get(),
-            original: 0x7655,
-            ..JournalHook::default()
-        };
+        let damaged =
+            JournalHook { page: page.get(), slot: slot.get(), original: 0x7655, ..JournalHook::default() };
         disarm(&memory, &damaged).expect("it can be written");
         assert_eq!(memory.read_u64(slot).expect("mapped"), 0x7654);
     }

@@ -18,7 +18,8 @@ const ENDED: &str = "restitch-ended";
 /// What the kernel puts in front of a memory file's name in memory maps.
 const MEMORY_FILE: &str = "/memfd:";
 
-/// Most characters of a module's name in the names of its files: a name may have 255 bytes, and they add to it.
+/// Most characters of a module's name in the names of its files: a name may have 255 bytes, and they add to
+/// it.
 const MOST_OF_NAME: usize = 120;
 
 /// The files of one version that all processes share in which it lies equally far from its module.
