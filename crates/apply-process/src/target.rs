@@ -75,6 +75,10 @@ impl ImageCache {
     fn image(&mut self, pid: i32, code: &Mapping) -> Result<Arc<Image>, Why> {
         let mut file = match procfs::open_mapped(pid, code) {
             Ok(opened) => opened.file,
+            // By another name it is on the same file system.
+            Err(error @ ProcError::Unserved { .. }) => {
+                return self.last_known(code).ok_or_else(|| error.into());
+            }
             // The process has ended: what has this name here, if it is the same file.
             Err(error) => match open_here(code) {
                 Some(file) => file,
@@ -275,8 +279,12 @@ impl Unread {
         self.ranges.iter().any(|range| range.contains(at))
     }
 
-    /// Whether it is restitch that could not, whatever the file is.
-    fn is_own_limit(&self) -> bool {
+    /// Whether it could not be read just now, whatever the file is: restitch has come to a limit, or the file
+    /// system does not answer.
+    fn is_for_now(&self) -> bool {
+        if matches!(self.why.downcast_ref(), Some(ProcError::Unserved { .. })) {
+            return true;
+        }
         let errors =
             std::iter::successors(Some(&*self.why as &dyn std::error::Error), |error| (*error).source());
         let is_own = |error: &std::io::Error| {
@@ -400,7 +408,7 @@ fn load_all(
             }
         }
     }
-    if let Some(at) = unread.iter().position(Unread::is_own_limit)
+    if let Some(at) = unread.iter().position(Unread::is_for_now)
         && let Some(error) = unread.swap_remove(at).error(pid)
     {
         return Err(error);

@@ -318,10 +318,11 @@ fn print_status(p: &ProcessStatus) {
 
 fn print_versions(p: &ProcessStatus) {
     if let Some(lost) = &p.lost {
-        println!(
-            "{} {}: {} places patched, by a layout whose state files are not here",
-            p.pid, p.program, p.patches
-        );
+        let what = match p.patches {
+            0 => "cannot be looked at".into(),
+            places => format!("{places} places patched, by a layout whose state files are not here"),
+        };
+        println!("{} {}: {what}", p.pid, p.program);
         println!("  {lost}");
         return;
     }

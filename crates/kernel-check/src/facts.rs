@@ -71,13 +71,19 @@ impl ModuleForm {
             name_at: name_at as u64,
             init_at,
             exit_at,
-            traces_are_calls: object
-                .symbols
-                .iter()
-                .any(|symbol| symbol.home == Home::Undefined && symbol.name == "__fentry__"),
+            traces_are_calls: calls_tracer(&object),
             lists_calls: object.section(".call_sites").is_some(),
         })
     }
+}
+
+/// Whether places of the tracer are calls. Where the build has made `nop`s of them, relocations that do nothing
+/// (`R_X86_64_NONE`) are left.
+fn calls_tracer(object: &Object<'_>) -> bool {
+    let is_tracer =
+        |index: usize| object.symbols.get(index).is_some_and(|symbol| symbol.name == "__fentry__");
+    let fields = object.relocated().flat_map(|section| object.relocations(section));
+    fields.into_iter().any(|field| field.kind != 0 && is_tracer(field.symbol))
 }
 
 /// The lines `key=value` of a module.

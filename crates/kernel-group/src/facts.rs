@@ -1,7 +1,9 @@
 //! What any module file of a kernel says about modules of that kernel.
 
 use crate::error::{Fault, GroupError};
-use object::elf::{FileHeader64, Rela64, SHN_LORESERVE, SHT_RELA, STT_SECTION, SectionHeader64};
+use object::elf::{
+    FileHeader64, R_X86_64_NONE, Rela64, SHN_LORESERVE, SHT_RELA, STT_SECTION, SectionHeader64,
+};
 use object::read::elf::{
     FileHeader as _, Rela as _, SectionHeader as _, SectionTable, Sym as _, SymbolTable,
 };
@@ -87,7 +89,7 @@ fn facts(file: &[u8]) -> Result<ModuleFacts, Fault> {
         name_at,
         init_at: pointer("init_module", ".init.text")?,
         exit_at: pointer("cleanup_module", ".exit.text")?,
-        traces_are_calls: source.imports("__fentry__"),
+        traces_are_calls: source.relocates_by("__fentry__"),
         lists_calls: source.section(".call_sites").is_some(),
         has_retpolines: info.contains_key("retpoline"),
         versions: source.versions()?,
@@ -150,12 +152,17 @@ impl<'a> Source<'a> {
         Some((String::from_utf8(name.into()).ok()?, relocation.r_offset(self.endian)))
     }
 
-    fn imports(&self, name: &str) -> bool {
-        let is_it = |symbol: &<Header as object::read::elf::FileHeader>::Sym| {
-            symbol.is_undefined(self.endian)
-                && self.symbols.symbol_name(self.endian, symbol) == Ok(name.as_bytes())
+    /// Whether a field is filled by the symbol of that name. (objtool makes `nop`s of calls of `__fentry__`, and
+    /// leaves their relocations as such that do nothing.)
+    fn relocates_by(&self, name: &str) -> bool {
+        let sections = self.sections.iter().filter_map(|header| header.rela(self.endian, self.file).ok()?);
+        let is_it = |relocation: &Rela64<LittleEndian>| {
+            let symbol = relocation.symbol(self.endian, false)?;
+            let symbol = self.symbols.symbol(symbol).ok()?;
+            let is_named = self.symbols.symbol_name(self.endian, symbol).ok()? == name.as_bytes();
+            Some(is_named && relocation.r_type(self.endian, false) != R_X86_64_NONE)
         };
-        self.symbols.iter().any(is_it)
+        sections.flat_map(|(relocations, _)| relocations).any(|each| is_it(each) == Some(true))
     }
 
     /// Checksums of symbols: of those that it uses, by its table; of those that it exports, by the symbols

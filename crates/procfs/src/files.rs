@@ -117,7 +117,8 @@ pub fn open_mapped(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError>
         return open_now(pid, mapping);
     }
     let (wanted, device) = (mapping.clone(), mapping.device);
-    let opened = if is_silent(device) { None } else { answer_of(move || open_now(pid, &wanted)) };
+    let opened =
+        if is_silent(device) { None } else { answer_of(UNSERVED_AFTER, move || open_now(pid, &wanted)) };
     opened.unwrap_or_else(|| {
         silent().insert(device, Instant::now());
         let path = mapping.path().unwrap_or(Path::new("a file")).to_path_buf();
@@ -137,11 +138,11 @@ fn is_silent(device: Device) -> bool {
 
 /// What `ask` says, if it does so in time. It goes on in a thread of its own, which ends with this program at
 /// the latest.
-fn answer_of<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+fn answer_of<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
     // Who has given up does not listen any more.
     let asking = std::thread::Builder::new().spawn(move || drop(answer.send(ask())));
-    asking.ok().and_then(|_| answered.recv_timeout(UNSERVED_AFTER).ok())
+    asking.ok().and_then(|_| answered.recv_timeout(patience).ok())
 }
 
 fn open_now(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError> {
@@ -198,11 +199,26 @@ fn open_by_path(pid: i32, mapping: &Mapping, path: &Path) -> Result<OpenedFile, 
 }
 
 /// Opens the program that the process runs, through `/proc/PID/exe` (works for deleted files too). The kernel
-/// has executed it, so it is a regular file.
+/// has executed it, so it is a regular file. Its file system is waited for as with [`open_mapped`].
 pub fn open_executable(pid: i32) -> Result<OpenedFile, ProcError> {
     let via = shared_path(pid, "exe");
-    match File::open(&via) {
-        Ok(file) => Ok(OpenedFile { file, via }),
-        Err(source) => Err(ProcError::from_io(pid, &via, source)),
+    let wanted = via.clone();
+    match answer_of(UNSERVED_AFTER, move || File::open(wanted)) {
+        Some(Ok(file)) => Ok(OpenedFile { file, via }),
+        Some(Err(source)) => Err(ProcError::from_io(pid, &via, source)),
+        None => Err(ProcError::Unserved { pid, path: std::fs::read_link(&via).unwrap_or(via) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_is_not_waited_for_for_ever() {
+        let (keeper, asked) = std::sync::mpsc::channel::<()>();
+        assert_eq!(answer_of(Duration::from_millis(10), move || asked.recv().is_ok()), None);
+        drop(keeper);
+        assert_eq!(answer_of(Duration::from_secs(600), || 7), Some(7));
     }
 }

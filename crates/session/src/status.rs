@@ -47,7 +47,8 @@ pub struct ProcessStatus {
     pub left_replacements: u64,
     /// What gdb has to be told so that it names moved functions; empty where it finds them by itself.
     pub gdb: Vec<String>,
-    /// A layout is in force whose state files are not here: where they may be, and what to do.
+    /// A layout is in force whose state files are not here, or the process cannot be looked at: why, and what
+    /// to do.
     pub lost: Option<String>,
 }
 
