@@ -77,8 +77,8 @@ impl ModuleForm {
     }
 }
 
-/// Whether places of the tracer are calls. Where the build has made `nop`s of them, relocations that do nothing
-/// (`R_X86_64_NONE`) are left.
+/// Whether places of the tracer are calls. Where the build has made `nop`s of them, relocations that do
+/// nothing (of kind 0) are left.
 fn calls_tracer(object: &Object<'_>) -> bool {
     let is_tracer =
         |index: usize| object.symbols.get(index).is_some_and(|symbol| symbol.name == "__fentry__");

@@ -1,9 +1,7 @@
 //! What any module file of a kernel says about modules of that kernel.
 
 use crate::error::{Fault, GroupError};
-use object::elf::{
-    FileHeader64, R_X86_64_NONE, Rela64, SHN_LORESERVE, SHT_RELA, STT_SECTION, SectionHeader64,
-};
+use object::elf::{FileHeader64, Rela64, SHN_LORESERVE, SHT_RELA, STT_SECTION, SectionHeader64};
 use object::read::elf::{
     FileHeader as _, Rela as _, SectionHeader as _, SectionTable, Sym as _, SymbolTable,
 };
@@ -97,6 +95,9 @@ fn facts(file: &[u8]) -> Result<ModuleFacts, Fault> {
     })
 }
 
+/// A relocation that does nothing, for any processor.
+const FILLS_NOTHING: u32 = 0;
+
 /// A module file.
 struct Source<'a> {
     file: &'a [u8],
@@ -152,15 +153,15 @@ impl<'a> Source<'a> {
         Some((String::from_utf8(name.into()).ok()?, relocation.r_offset(self.endian)))
     }
 
-    /// Whether a field is filled by the symbol of that name. (objtool makes `nop`s of calls of `__fentry__`, and
-    /// leaves their relocations as such that do nothing.)
+    /// Whether a field is filled by the symbol of that name. (objtool makes `nop`s of calls of `__fentry__`,
+    /// and leaves their relocations as such that do nothing.)
     fn relocates_by(&self, name: &str) -> bool {
         let sections = self.sections.iter().filter_map(|header| header.rela(self.endian, self.file).ok()?);
         let is_it = |relocation: &Rela64<LittleEndian>| {
             let symbol = relocation.symbol(self.endian, false)?;
             let symbol = self.symbols.symbol(symbol).ok()?;
             let is_named = self.symbols.symbol_name(self.endian, symbol).ok()? == name.as_bytes();
-            Some(is_named && relocation.r_type(self.endian, false) != R_X86_64_NONE)
+            Some(is_named && relocation.r_type(self.endian, false) != FILLS_NOTHING)
         };
         sections.flat_map(|(relocations, _)| relocations).any(|each| is_it(each) == Some(true))
     }

@@ -1,5 +1,5 @@
-//! What modules of a kernel have at places of the function tracer, as writer and checker read it from a module
-//! file, each by itself.
+//! What modules of a kernel have at places of the function tracer, as writer and checker read it from a
+//! module file, each by itself.
 
 use restitch_kernel_check::ModuleForm;
 use restitch_kernel_group::ModuleFacts;
@@ -24,11 +24,11 @@ fn module(place: &str) -> Option<Vec<u8>> {
     Some(std::fs::read(&object).unwrap())
 }
 
-/// objtool, by which newer kernels and those built by clang find these places, writes the `nop`s itself, and the
-/// loader does not do it any more. The symbol stays.
+/// objtool, by which newer kernels and those built by clang find these places, writes the `nop`s itself, and
+/// the loader does not do it any more. The symbol stays.
 #[test]
 fn places_of_the_tracer_are_calls_or_what_the_build_has_made_of_them() {
-    let nop = ".reloc .+1, R_X86_64_NONE, __fentry__-4\n.byte 0x0f, 0x1f, 0x44, 0, 0";
+    let nop = ".reloc .+1, R_X86_64_NONE, __fentry__-4\nnopl 8(%rax,%rax,1)";
     for (place, are_calls) in [("call __fentry__", true), (nop, false)] {
         let file = require!(module(place), "gcc");
         assert_eq!(ModuleFacts::read("small.ko", &file).unwrap().traces_are_calls, are_calls, "{place}");
