@@ -30,7 +30,7 @@ COMMANDS = {
     "variants": Command("variants", "what is each option of `optimize` worth?", "servers"),
     "continuous": Command("continuous", "what becomes of a layout when the load changes?", "servers, root"),
     "identical": Command("identical", "do two builds of restitch make the same files and versions, byte by byte?", "gcc, g++, python3, postgres; root"),
-    "kernel": Command("kernel", "how much of the kernel's hot path's footprint goes, per request?", "apt, gcc"),
+    "kernel": Command("kernel", "how much of the kernel's hot path's footprint goes, per request?", "apt, gcc; `--rebuilt`: clang-19"),
     "batch": Command("batches", "what does `batch` save in wall time?", "g++, clang, googletest"),
     "works": Command("works", "what does it save and cost in processor time?", "g++, clang, googletest; root or user namespaces"),
     "overlays": Command("overlays", "what does it save in each command?", "g++, clang, googletest; root or user namespaces"),

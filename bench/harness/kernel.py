@@ -9,7 +9,7 @@ Lines of 64 bytes and pages of 4 KiB are those on which 90, 99 and 99.9 % of the
 lines; for translations 64 pages of 4 KiB in 8 ways, and 8 of 2 MiB, by which the kernel's image is mapped and modules are not. Programs use the model, too.
 
 With --rebuilt, the kernel is one that clang built (rebuilt_kernels.py), and beside its copies in force the table has the same kernel built once more by clang's
-AutoFDO, with the profile of what the group was made of: what the first guest executed. A build takes a quarter of an hour of processor time; there are one, and one a load.
+AutoFDO, with the profile of what the group was made of: what the first guest executed. A build takes half an hour of processor time; there are one, and one a load.
 
 With --live, restitch itself runs in a guest, which is not exact, and finds the group by tracing calls and counting: the time of each step is told.
 It needs apt and gcc, and some minutes a load. See bench/README.md.
@@ -154,7 +154,9 @@ class Lab:
         if not os.path.exists(view):
             run([self.program, "view", "--kernel", self.options.kernel, "--append", "nokaslr", "--to", view])
             # From it come the checksums of what groups ask of the control module.
-            shutil.copy(self.control, os.path.join(view, "lib/modules", self.release, "restitch-kernel.ko"))
+            modules = os.path.join(view, "lib/modules", self.release)
+            os.makedirs(modules, exist_ok=True)
+            shutil.copy(self.control, os.path.join(modules, "restitch-kernel.ko"))
         return view
 
     def guest(self, load, script, files=(), options=()):

@@ -1,6 +1,6 @@
 """A kernel that clang builds, and the same with AutoFDO: what `bench/bench kernel --rebuilt` puts beside copies in force.
 
-The distribution's source and its configuration, without what a guest of QEMU has no use for (TRIMMED), so that a build takes a quarter of an hour of processor time
+The distribution's source and its configuration, without what a guest of QEMU has no use for (TRIMMED), so that a build takes half an hour of processor time
 and not hours. Both builds have the flags of the kernel's own Makefile.autofdo (6.13 and later; 6.1 has none yet), and its order of text sections, so that clang may
 part functions into hot and cold.
 """

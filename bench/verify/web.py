@@ -138,6 +138,8 @@ class Lighttpd(Server):
 
 class Apache(Server):
     mpm = "event"
+    # As with HAProxy, below.
+    every = 13
 
     def start(self):
         modules = "\n".join(f"LoadModule {m}_module {MODULES}/mod_{m}.so" for m in [f"mpm_{self.mpm}", *APACHE_MODULES] if os.path.exists(f"{MODULES}/mod_{m}.so"))
@@ -243,7 +245,7 @@ def one(machine, kind, www, behind):
 
     clients = [lambda answered, n=n: client(server, n, answered) for n in range(4)]
     try:
-        answers = ask_while_toggling(machine, server.process.pid, clients, SECONDS, each=reload, tree=True, seconds=3, renewed=kind is HAProxy)
+        answers = ask_while_toggling(machine, server.process.pid, clients, SECONDS, each=reload, tree=True, seconds=3, renewed=server.every > Server.every)
         alive(server.process.pid, kind.__name__)
     finally:
         # A worker that crashed may be the reason why a request was not answered.
