@@ -100,7 +100,7 @@ fn what_is_being_counted_is_listed_and_pruned() {
         done.expect(code::DONE);
         done.stdout
     };
-    let line = format!("{} is being counted", module.display());
+    let line = format!("{}: is being counted", module.display());
     assert!(of(&["list"]).contains(&line), "{}", of(&["list"]));
     // There is room for it.
     assert!(of(&["prune", "--size", "500"]).starts_with("0 of "));
