@@ -7,11 +7,19 @@ use common::{Random, Restitch, Target, code, look, stoppable};
 use restitch_report::RunResult;
 use restitch_testkit::{Finished, Guarded, scratch, skipped, wait_until};
 use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The processes of workers.c that are there for as long as the program is: the first one, and three that
 /// work. (A fourth one is always another.)
 const LASTING: usize = 4;
+
+/// One test at a time: each has four processes that work all the time, beside which what restitch does after
+/// a recording would take minutes if there were four times as many.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The first process, and those that it has forked.
 fn processes(target: &Target) -> Vec<u32> {
@@ -98,17 +106,20 @@ fn relatives_are_recorded(source: &str) {
 
 #[test]
 fn traces_are_of_the_processes_that_work() {
+    let _alone = alone();
     relatives_are_recorded("trace");
 }
 
 #[test]
 fn bursts_are_of_the_processes_that_work() {
+    let _alone = alone();
     relatives_are_recorded("burst");
 }
 
 /// The same for `record`, which leaves all processes as they were.
 #[test]
 fn record_takes_relatives_in_and_leaves_nothing() {
+    let _alone = alone();
     let Some(program) = stoppable("workers.c", &["-O2"]) else { return };
     let (restitch, folder) = (Restitch::new(), scratch());
     let mut target = Target::start(&program);
@@ -145,6 +156,7 @@ fn record_takes_relatives_in_and_leaves_nothing() {
 /// taken out.
 #[test]
 fn restitch_may_be_killed_while_relatives_are_recorded() {
+    let _alone = alone();
     let number = std::env::var("RESTITCH_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(6);
     let Some(program) = stoppable("workers.c", &["-O2"]) else { return };
     let restitch = Restitch::new();
