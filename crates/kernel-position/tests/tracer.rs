@@ -24,8 +24,8 @@ fn module(place: &str) -> Option<Vec<u8>> {
     Some(std::fs::read(&object).unwrap())
 }
 
-/// objtool, by which newer kernels and those built by clang find these places, writes the `nop`s itself, and
-/// the loader does not do it any more. The symbol stays.
+/// objtool, by which kernels that clang builds find these places, writes the `nop`s itself, and the loader
+/// does not do it any more. The symbol stays.
 #[test]
 fn places_of_the_tracer_are_calls_or_what_the_build_has_made_of_them() {
     let nop = ".reloc .+1, R_X86_64_NONE, __fentry__-4\nnopl 8(%rax,%rax,1)";

@@ -137,12 +137,18 @@ fn is_silent(device: Device) -> bool {
 }
 
 /// What `ask` says, if it does so in time. It goes on in a thread of its own, which ends with this program at
-/// the latest.
-fn answer_of<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// the latest. Where there may be no more threads, it is waited for.
+fn answer_of<T: Send + 'static>(
+    patience: Duration,
+    ask: impl FnOnce() -> T + Clone + Send + 'static,
+) -> Option<T> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
+    let own = ask.clone();
     // Who has given up does not listen any more.
-    let asking = std::thread::Builder::new().spawn(move || drop(answer.send(ask())));
-    asking.ok().and_then(|_| answered.recv_timeout(patience).ok())
+    match std::thread::Builder::new().spawn(move || drop(answer.send(own()))) {
+        Ok(_) => answered.recv_timeout(patience).ok(),
+        Err(_) => Some(ask()),
+    }
 }
 
 fn open_now(pid: i32, mapping: &Mapping) -> Result<OpenedFile, ProcError> {
@@ -217,7 +223,9 @@ mod tests {
     #[test]
     fn who_does_not_answer_is_not_waited_for_for_ever() {
         let (keeper, asked) = std::sync::mpsc::channel::<()>();
-        assert_eq!(answer_of(Duration::from_millis(10), move || asked.recv().is_ok()), None);
+        let asked = std::sync::Arc::new(Mutex::new(asked));
+        let ask = move || asked.lock().is_ok_and(|asked| asked.recv().is_ok());
+        assert_eq!(answer_of(Duration::from_millis(10), ask), None);
         drop(keeper);
         assert_eq!(answer_of(Duration::from_secs(600), || 7), Some(7));
     }

@@ -292,7 +292,8 @@ impl Journal {
         let same_clock = read_in.time_namespace == 0 || read_in.time_namespace == here.time_namespace;
         match same_clock {
             true => self.process().is_alive(),
-            false => ProcessId::of(self.pid).is_ok_and(|process| process.is_alive()),
+            // One that cannot be looked at may be there.
+            false => ProcessId::of(self.pid).map_or_else(|error| !error.is_gone(), ProcessId::is_alive),
         }
     }
 
