@@ -289,15 +289,10 @@ fn perf_and_bolt_read_traced_records() {
         }
         let named = tool(&["script", "-i", "traced.perf.data", "-F", "comm,brstacksym"]);
         assert!(named.contains("main+"), "{}", named.lines().next().unwrap_or_default());
-        let report = tool(&[
-            "report",
-            "-i",
-            "traced.perf.data",
-            "--stdio",
-            "--branch-history",
-            "--percent-limit",
-            "5",
-        ]);
+        // It looks a source line up for each record, some milliseconds each: a short recording of its own.
+        trace("short.perf.data", &["--depth", "32"], "1");
+        let options = ["--stdio", "--branch-history", "--percent-limit", "5"];
+        let report = tool(&[&["report", "-i", "short.perf.data"][..], &options].concat());
         assert!(report.contains("cycles:u"), "{report}");
         let list = tool(&["buildid-list", "-i", "traced.perf.data"]);
         assert!(list.contains(recorded.program.to_str().expect("a UTF-8 path")), "{list}");
