@@ -79,7 +79,7 @@ fn record(number: usize, dir: &StateDir) -> JournalVersion {
         bias: 0,
         start: VERSIONS[number],
         len: PAGE,
-        file: dir.path().join(format!("fake.{number}.restitch-version")),
+        file: dir.path().join(format!("fake.{number:016x}.restitch-version")),
         map_file: dir.path().join(format!("fake.{number}.restitch-map")),
         eh_frame_hdr: 0,
         counters: None,

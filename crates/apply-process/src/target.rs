@@ -11,7 +11,7 @@ use restitch_tracee::TraceError;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// One ELF file that the process executes code of, or the vdso.
@@ -328,6 +328,22 @@ fn by_file(maps: &[Mapping]) -> BTreeMap<(u32, u32, u64, PathBuf), Vec<&Mapping>
     files
 }
 
+/// Most bytes of a path that calls of the kernel take (`PATH_MAX` of linux/limits.h, without the zero at the
+/// end). Memory maps name files by longer ones, which were reached from a folder on the way.
+const LONGEST_PATH: usize = 4095;
+
+/// Whether a process can open the file by its name, as it has to for its original pages.
+fn can_be_opened(path: &Path) -> Result<(), Why> {
+    match path.as_os_str().len() {
+        0..=LONGEST_PATH => Ok(()),
+        len => Err(format!(
+            "its path has {len} bytes, and the kernel opens files by paths of up to {LONGEST_PATH}; start it \
+             from a folder that is not as deep"
+        )
+        .into()),
+    }
+}
+
 /// Reads the file and finds where it is loaded. `None` for files that are not modules (versions of ours
 /// included).
 fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Option<Module>, Why> {
@@ -336,6 +352,7 @@ fn load(pid: i32, mappings: &[&Mapping], images: &mut ImageCache) -> Result<Opti
     if crate::state::version_files::is_version_file(&path_of(code)) {
         return Ok(None);
     }
+    can_be_opened(&path_of(code))?;
     let image = images.image(pid, code)?;
     // A killed restitch may have left a replacement mapping of the code: the module is where its other
     // segments are too.
@@ -477,6 +494,14 @@ mod tests {
             assert_eq!(target.module_at(module.range.start), target.vdso());
             assert_eq!(module.bias.to_actual(module.image.segments()[0].range.start), module.range.start);
         }
+    }
+
+    #[test]
+    fn paths_that_no_call_takes_are_told() {
+        let path = |len: usize| PathBuf::from("d".repeat(len));
+        assert!(can_be_opened(&path(LONGEST_PATH)).is_ok());
+        let refused = can_be_opened(&path(LONGEST_PATH + 1)).expect_err("too long");
+        assert!(refused.to_string().contains("4096 bytes"), "{refused}");
     }
 
     /// Threads that wait, and memory that takes a while to give back.

@@ -222,6 +222,35 @@ fn new_ways_of_working_are_added_to_the_layout_and_known_ones_are_no_reason() {
     working.end();
 }
 
+/// The round that was under way is one of those in the result; what it counted with is gone.
+#[test]
+fn a_session_that_is_asked_to_end_in_a_later_round_tells_of_those_before() {
+    let working = require!(Working::start(false), "gcc and nm");
+    let restitch = Restitch::new();
+    let session = Session::start_with(&restitch, working.pid(), &["--duration", "4"]);
+    session.waits_for(1);
+    let counts = |wanted: bool| {
+        let is_counting = || ours(working.pid()).iter().any(|line| line.name.contains("restitch-counters"));
+        let is_so = wait_until(PATIENCE, || (is_counting() == wanted).then_some(()));
+        is_so.unwrap_or_else(|| panic!("{wanted}: {:?}", ours(working.pid())));
+    };
+    counts(false);
+    working.next();
+    counts(true);
+    signal("TERM", session.restitch.pid());
+    let (done, result) = session.ends();
+    done.expect(code::TERMINATED);
+    assert_eq!(result["exit_code"], code::TERMINATED, "{result:#}");
+    assert_eq!(result["outcome"], "reverted", "{result:#}");
+    let all = &result["continuous"];
+    let rounds = all["rounds"].as_array().expect("the rounds");
+    let came_to: Vec<_> = rounds.iter().map(|r| (r["outcome"].as_str(), r["error"].is_string())).collect();
+    assert_eq!(came_to, [(Some("in_force"), false), (Some("nothing_to_do"), true)], "{result:#}");
+    assert!(all["ended"].as_str().unwrap().contains("has its original code"), "{all:#}");
+    assert_eq!(differences(working.pid()), []);
+    working.end();
+}
+
 /// Records are of the original code, which later rounds give back first.
 #[test]
 fn each_round_can_record() {

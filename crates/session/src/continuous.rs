@@ -275,7 +275,9 @@ impl<'a> Session<'a> {
             matches!(&error, SessionError::Ended { pid, .. } if *pid != named && is_alive(named));
         let is_idle = is_replaced || matches!(error, SessionError::Pipeline(PipelineError::NothingToDo(_)));
         let is_asked = matches!(error, SessionError::Interrupted { .. });
-        if is_asked || *cause == Cause::First && !is_idle {
+        // What rounds before have come to is told also where it was asked to end in this one.
+        let is_all = if is_asked { self.result.is_none() } else { *cause == Cause::First && !is_idle };
+        if is_all {
             return Err(error);
         }
         round.error = Some(error.to_string());
@@ -284,6 +286,9 @@ impl<'a> Session<'a> {
             return Ok(Some(End::Process));
         }
         watcher.note(&error.to_string());
+        if is_asked {
+            return Ok(Some(End::Asked));
+        }
         if *cause != Cause::First {
             self.phases.not_optimized();
         }
@@ -534,6 +539,7 @@ impl Left {
 fn ended(end: End, pid: i32, left: &Left) -> String {
     match (end, left) {
         (End::Asked, Left::Layout) => format!("{}; the layout stays", end.why()),
+        (End::Asked, Left::Original) => format!("{}; {}", end.why(), left.told(pid)),
         (End::Asked | End::Changed, Left::Unknown(_)) => format!("{}; {}", end.why(), left.told(pid)),
         _ => end.why().into(),
     }
@@ -578,7 +584,7 @@ mod tests {
         assert_eq!(ended(End::Process, 7, &unknown()), End::Process.why());
         assert_eq!(ended(End::Program, 7, &unknown()), End::Program.why());
         assert!(ended(End::Asked, 7, &Left::Layout).ends_with("the layout stays"));
-        assert_eq!(ended(End::Asked, 7, &Left::Original), End::Asked.why());
+        assert!(ended(End::Asked, 7, &Left::Original).ends_with("process 7 has its original code"));
     }
 
     #[test]

@@ -89,7 +89,8 @@ impl StateDir {
             }
         }
         // The image last: it leads to the others, should this be cut short.
-        let (images, others): (Vec<_>, Vec<_>) = files.difference(&needed).partition(|p| is_version_file(p));
+        let is_image = |path: &&PathBuf| version_of(path).as_ref() == Some(*path);
+        let (images, others): (Vec<_>, Vec<_>) = files.difference(&needed).partition(is_image);
         others.into_iter().chain(images).for_each(|path| drop(std::fs::remove_file(path)));
     }
 }

@@ -7,7 +7,8 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Part of every version file's name (also of memory files), by which memory maps are recognised.
+/// Ending of every version file's name (also of memory files), by which, with the checksum before it, memory
+/// maps are recognised.
 pub(crate) const MARK: &str = "restitch-version";
 /// Ending of the file with a version's address map.
 const MAP: &str = "restitch-map";
@@ -106,9 +107,14 @@ fn shows(mapping: &Mapping, file: &Path) -> bool {
     FileIdentity::of(&file).is_ok_and(|identity| identity.matches(mapping)) || as_mapped()
 }
 
-/// Whether a mapped file is one of our versions.
+/// Whether a mapped file has a name that [`VersionFiles::named`] gives to versions. Programs of others that
+/// only have the ending's words in theirs, or lie in folders that do, are none.
 pub(crate) fn is_version_file(path: &Path) -> bool {
-    path.to_string_lossy().contains(MARK)
+    let is_sum = |sum: &OsStr| {
+        sum.len() == 16 && sum.as_bytes().iter().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let before = path.file_stem().map(Path::new).filter(|_| path.extension() == Some(OsStr::new(MARK)));
+    before.and_then(Path::extension).is_some_and(is_sum)
 }
 
 #[cfg(test)]
@@ -166,6 +172,23 @@ mod tests {
         assert_eq!(shown("/memfd:../elsewhere/x.restitch-version (deleted)"), None);
         assert_eq!(shown("/memfd:another (deleted)"), None);
         assert_eq!(shown(""), None);
+    }
+
+    #[test]
+    fn programs_of_others_are_no_versions() {
+        let ours = VersionFiles::named(Path::new("/state"), "libz.so.1", b"image", b"map").version;
+        let in_memory = format!("{MEMORY_FILE}{}", memory_name(&ours).to_str().unwrap());
+        assert!(is_version_file(&ours) && is_version_file(Path::new(&in_memory)));
+        for other in [
+            "/usr/bin/restitch-version",
+            "/srv/restitch-version-3/bin/server",
+            "/srv/0123456789abcdef.restitch-version/server",
+            "/usr/bin/server.restitch-version",
+            "/usr/bin/server.0123456789abcde.restitch-version",
+            "/usr/bin/server.0123456789abcdef.restitch-versions",
+        ] {
+            assert!(!is_version_file(Path::new(other)), "{other}");
+        }
     }
 
     #[test]
