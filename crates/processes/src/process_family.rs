@@ -19,15 +19,18 @@ const WATCHED: Duration = Duration::from_millis(250);
 const MUCH_MORE: u32 = 10;
 /// Less in that time is no work.
 const LEAST: Duration = Duration::from_millis(1);
+/// A process that works this share of what the busiest one of its family does may lead in its place.
+const BUSY: u32 = 2;
 
 /// The process that is to lead, and the others that work at addresses of their own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ProcessFamily {
     /// The process that was named.
     named: i32,
-    /// The named process, or the busiest one of the family that works.
+    /// The named process, or the oldest one of the busy ones of the family that works: those that live but for
+    /// a moment are not waited for.
     pub leader: i32,
-    /// For each other family that works, its busiest process.
+    /// For each other family that works, such a process of it.
     pub elsewhere: Vec<i32>,
     /// The leader's program, where it is not the named process.
     program: PathBuf,
@@ -86,8 +89,9 @@ pub fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> ProcessFami
         families.iter().flatten().map(|&pid| (pid, cpu_time(pid))).collect();
     std::thread::sleep(WATCHED);
     let used = |&pid: &i32| cpu_time(pid).saturating_sub(before[&pid]);
-    let used = families.iter().map(|family| family.iter().map(|pid| (used(pid), *pid)).collect());
-    let mut family = choose(named, used.collect());
+    let member = |pid: &i32| Member { pid: *pid, used: used(pid), started: started(*pid) };
+    let members = families.iter().map(|family| family.iter().map(member).collect());
+    let mut family = choose(named, members.collect());
     if family.leader != named {
         family.program = procfs::executable_path(family.leader).unwrap_or_default();
         watcher.note(&format!(
@@ -99,20 +103,42 @@ pub fn at_work(named: i32, tree: bool, watcher: &mut dyn Watcher) -> ProcessFami
     family
 }
 
-/// Of families of processes, the named one's first, with the CPU time that each used.
-fn choose(named: i32, families: Vec<Vec<(Duration, i32)>>) -> ProcessFamily {
-    let work = |family: &[(Duration, i32)]| family.iter().map(|(used, _)| *used).sum::<Duration>();
-    let busiest = |family: &[(Duration, i32)]| family.iter().max().map_or(named, |(_, pid)| *pid);
+/// A process of a family.
+#[derive(Clone, Copy)]
+struct Member {
+    pid: i32,
+    /// CPU time while it was watched.
+    used: Duration,
+    /// When it began, in clock ticks since boot; the end of time for one that has ended.
+    started: u64,
+}
+
+/// Of families of processes, the named one's first, the one that works and who stands for it.
+fn choose(named: i32, families: Vec<Vec<Member>>) -> ProcessFamily {
+    let work = |family: &[Member]| family.iter().map(|member| member.used).sum::<Duration>();
     let most = (0..families.len()).max_by_key(|&i| (work(&families[i]), usize::MAX - i)).unwrap_or(0);
     let own = families.first().map_or(Duration::ZERO, |own| work(own));
     let other = most != 0 && work(&families[most]) >= LEAST.max(own * MUCH_MORE);
     let taken = if other { most } else { 0 };
-    let leader = if other { busiest(&families[most]) } else { named };
-    let works = |(i, family): (usize, &Vec<(Duration, i32)>)| {
-        (i != taken && work(family) >= LEAST).then(|| busiest(family))
+    let leader = if other { oldest_at_work(&families[most]).unwrap_or(named) } else { named };
+    let works = |(i, family): (usize, &Vec<Member>)| {
+        (i != taken && work(family) >= LEAST).then(|| oldest_at_work(family).unwrap_or(named))
     };
     let elsewhere = families.iter().enumerate().filter_map(works).collect();
     ProcessFamily { named, leader, elsewhere, program: PathBuf::new() }
+}
+
+/// Of the busy members of a family the one that has been there for the longest, and so is the likeliest to
+/// stay.
+fn oldest_at_work(family: &[Member]) -> Option<i32> {
+    let most = family.iter().map(|member| member.used).max()?;
+    let busy = family.iter().filter(|member| member.used * BUSY >= most);
+    busy.min_by_key(|member| (member.started, member.pid)).map(|member| member.pid)
+}
+
+/// When a process began, in clock ticks since boot.
+fn started(pid: i32) -> u64 {
+    procfs::ProcessId::of(pid).map_or(u64::MAX, |process| process.start_time)
 }
 
 /// `named` and those of its descendants that run its program, by the address at which that lies and the user
@@ -160,11 +186,16 @@ mod tests {
     fn the_family_that_works_leads() {
         let ms = Duration::from_millis;
         let lead = |families: &[&[(u64, i32)]]| {
-            let times = families.iter().map(|family| family.iter().map(|(t, pid)| (ms(*t), *pid)).collect());
-            let family = choose(1, times.collect());
+            let member = |&(t, pid): &(u64, i32)| Member { pid, used: ms(t), started: pid as u64 };
+            let family = choose(1, families.iter().map(|f| f.iter().map(member).collect()).collect());
             (family.leader, family.elsewhere)
         };
-        assert_eq!(lead(&[&[(0, 1)], &[(90, 2), (100, 3)]]), (3, vec![]), "the named one waits");
+        assert_eq!(lead(&[&[(0, 1)], &[(40, 2), (100, 3)]]), (3, vec![]), "the named one waits");
+        assert_eq!(
+            lead(&[&[(0, 1)], &[(9, 2), (90, 3), (100, 4)]]),
+            (3, vec![]),
+            "of the busy ones, the oldest"
+        );
         assert_eq!(lead(&[&[(20, 1)], &[(150, 2)]]), (1, vec![2]), "it works, if less");
         assert_eq!(lead(&[&[(2, 1)], &[(150, 2)], &[(30, 4)]]), (2, vec![1, 4]), "hardly");
         assert_eq!(lead(&[&[(0, 1), (200, 5)], &[(150, 2)]]), (1, vec![2]), "its own children work");
