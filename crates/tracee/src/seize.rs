@@ -72,6 +72,11 @@ pub(crate) fn remember_stragglers(tids: impl Iterator<Item = i32>) {
     STRAGGLERS.with_borrow_mut(|all| all.extend(tids));
 }
 
+/// Whether this thread asked a thread to stop at an earlier attempt, and that has not come yet.
+fn is_straggler(tid: i32) -> bool {
+    STRAGGLERS.with_borrow(|tids| tids.contains(&tid))
+}
+
 impl Stopped {
     /// Stops all threads of process `pid` with the default [`StopOptions`].
     pub fn seize_all(pid: i32) -> Result<Self, TraceError> {
@@ -167,7 +172,7 @@ pub fn preflight(pid: i32) -> Result<ProcessId, TraceError> {
     if status.kernel_thread {
         return Err(TraceError::KernelThread { pid });
     }
-    if let Some(tracer) = status.tracer.filter(|&tracer| tracer != 0) {
+    if let Some(tracer) = status.tracer.filter(|&tracer| tracer != 0 && !is_straggler(pid)) {
         return Err(already_traced(pid, tracer));
     }
     if let Some(frozen) = procfs::frozen(pid) {
@@ -247,6 +252,8 @@ struct Seizing {
     stopped: BTreeMap<i32, Held>,
     /// Threads that stay in the kernel.
     in_kernel: BTreeSet<i32>,
+    /// One that has stopped in 32-bit code.
+    in_32_bit_code: Option<i32>,
 }
 
 impl Seizing {
@@ -254,7 +261,8 @@ impl Seizing {
         let holds = Some(HoldsOther::begin());
         let (urgent, begun) = (Some(Urgent::begin()), Instant::now());
         let (waiting, stopped, in_kernel) = Default::default();
-        Self { pid, limit, begun, passes: 0, urgent, holds, waiting, stopped, in_kernel }
+        let in_32_bit_code = None;
+        Self { pid, limit, begun, passes: 0, urgent, holds, waiting, stopped, in_kernel, in_32_bit_code }
     }
 
     fn seize_until_complete(&mut self) -> Result<(), TraceError> {
@@ -308,6 +316,9 @@ impl Seizing {
 
     /// Seizes and interrupts one thread; false if there is nothing to seize any more.
     fn seize(&mut self, tid: i32) -> Result<bool, TraceError> {
+        if is_straggler(tid) {
+            return Ok(self.take_back(tid));
+        }
         match sys::seize(tid, OPTIONS) {
             Ok(()) => {}
             // It ended between the listing and now: the list has changed, so this pass was not clean.
@@ -319,6 +330,15 @@ impl Seizing {
             Ok(()) | Err(TraceError::Vanished { .. }) => Ok(true),
             Err(error) => Err(error),
         }
+    }
+
+    /// Waits again for one that was asked to stop at an earlier attempt; false if it has ended.
+    fn take_back(&mut self, tid: i32) -> bool {
+        if self.has_ended(tid) {
+            return false;
+        }
+        STRAGGLERS.with_borrow_mut(|tids| tids.retain(|&other| other != tid));
+        self.waiting.insert(tid)
     }
 
     fn judge_refusal(&self, tid: i32, error: TraceError) -> Result<bool, TraceError> {
@@ -343,11 +363,16 @@ impl Seizing {
         }
     }
 
+    /// Waits for all stops that were asked for, also where one thread is found to be in 32-bit code: those
+    /// that have not stopped cannot be let go.
     fn collect_stops(&mut self) -> Result<(), TraceError> {
         while let Some(&tid) = self.waiting.first() {
             self.collect(tid)?;
         }
-        Ok(())
+        match self.in_32_bit_code {
+            Some(tid) => Err(TraceError::InThirtyTwoBitCode { pid: self.pid, tid }),
+            None => Ok(()),
+        }
     }
 
     /// Waits for the stop of one thread. If that is in front of the delivery of a signal, the kernel still
@@ -438,9 +463,11 @@ impl Seizing {
             self.in_kernel.insert(tid);
             return sys::detach(tid, signal);
         }
-        let is_64_bit = held.original.is_64_bit();
+        if !held.original.is_64_bit() {
+            self.in_32_bit_code = Some(tid);
+        }
         self.stopped.insert(tid, held);
-        if is_64_bit { Ok(()) } else { Err(TraceError::InThirtyTwoBitCode { pid: self.pid, tid }) }
+        Ok(())
     }
 
     fn finish(mut self, process: ProcessId) -> Result<Stopped, TraceError> {

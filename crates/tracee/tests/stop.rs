@@ -71,6 +71,31 @@ fn programs_that_call_32_bit_code_are_stopped_when_they_are_out_of_it() {
     target.assert_ok();
 }
 
+/// One that does not come out of it is told of, time and again, and nobody stays stopped or traced: the others
+/// were asked to stop as well.
+#[test]
+fn threads_that_stay_in_32_bit_code_are_told_and_all_run_on() {
+    let Some(target) = Target::start_or("mixed", &["stay"], "no 32-bit code") else {
+        return restitch_testkit::skipped("32-bit code cannot be called here");
+    };
+    let threads = restitch_procfs::threads(target.pid()).unwrap();
+    assert_eq!(threads.len(), 4);
+    let stop = || match Stopped::seize_all(target.pid()) {
+        Err(TraceError::InThirtyTwoBitCode { .. }) => Some(()),
+        Ok(_) => None,
+        Err(error) => panic!("{error}"),
+    };
+    restitch_testkit::wait_until(Duration::from_secs(60), stop).expect("it is on its way there");
+    for round in 0..4 {
+        assert!(stop().is_some(), "{round}");
+        for thread in &threads {
+            let status = restitch_procfs::thread_status(target.pid(), thread.tid).unwrap();
+            assert_eq!(status.tracer.unwrap_or(0), 0, "{round}: {status:?}");
+        }
+    }
+    target.assert_ok();
+}
+
 /// The kernel's threads of a process that uses io_uring are not stopped (what they wait for would end, and
 /// the program see an error), nor taken for threads that can be borrowed.
 #[test]

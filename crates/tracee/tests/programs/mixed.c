@@ -1,7 +1,9 @@
 /* A 64-bit program that calls 32-bit code by far jumps, half of its time, as programs that run others'
- * 32-bit code do (Wine), and checks what that computes. "no 32-bit code": it cannot be called here. */
+ * 32-bit code do (Wine), and checks what that computes. With an argument a thread of it is in 32-bit code all
+ * the time, and others are not. "no 32-bit code": it cannot be called here. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,10 +57,45 @@ static uint32_t compute(uint32_t value, uint32_t steps) {
     return value;
 }
 
-int main(void) {
+static void *stay(void *unused) {
+    for (;;) {
+        call32(1, UINT32_MAX);
+    }
+    return unused;
+}
+
+static void *work(void *unused) {
+    for (;;) {
+        compute(1, STEPS);
+    }
+    return unused;
+}
+
+/* Until the input ends. */
+static int beside_others(void) {
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++) {
+        if (pthread_create(&threads[i], NULL, i == 1 ? stay : work, NULL) != 0) {
+            return 1;
+        }
+    }
+    puts("ready");
+    fflush(stdout);
+    char byte;
+    while (read(0, &byte, 1) > 0) {
+    }
+    puts("ok");
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    (void)argv;
     if (!place()) {
         puts("no 32-bit code");
         return 0;
+    }
+    if (argc > 1) {
+        return beside_others();
     }
     uint32_t value = 1;
     int is_ready = 0;
