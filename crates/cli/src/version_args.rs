@@ -67,6 +67,10 @@ pub struct VersionArgs {
     /// Insert code prefetches for lines that a model of the second-level cache misses.
     #[arg(long, help_heading = LAYOUT, value_name = "WHETHER", default_value = "off")]
     pub prefetch: Switch,
+    /// Leave these functions as they are, and do not count them: names as `nm` prints them (their cold parts
+    /// included), or addresses in the file, as 0x401000; separated by commas.
+    #[arg(long, alias = "skip-funcs", help_heading = LAYOUT, value_name = "NAMES", value_delimiter = ',')]
+    pub skip_functions: Vec<String>,
 }
 
 impl VersionArgs {
@@ -83,6 +87,7 @@ impl VersionArgs {
             keep_in_place: self.keep_in_place == Switch::On,
             duplicate: self.duplicate == Switch::On,
             prefetch: self.prefetch == Switch::On,
+            skip_functions: self.skip_functions.clone(),
         }
     }
 }

@@ -152,6 +152,7 @@ pub fn words(why: Movability) -> &'static str {
         Movability::DataInside => {
             "there may be data in it: its bytes are read, or nothing leads to some of them"
         }
+        Movability::Skipped => "as was asked for (--skip-functions)",
     }
 }
 

@@ -24,6 +24,7 @@ pub mod profiles;
 pub mod recorded_builds;
 pub mod run_time_refusal;
 pub mod selection;
+mod skipped_functions;
 pub mod summaries;
 pub mod timings;
 pub mod version_options;

@@ -1,14 +1,16 @@
 //! How versions are made: the options that files and processes share.
 
+use crate::analysis::Analyzed;
 use crate::large_pages::LargePages;
 use crate::make::{DUPLICATE, PREFETCH, Ways};
+use crate::skipped_functions::{leave_skipped, unknown};
 use restitch_emit::Executions;
 use restitch_layout::{LayoutChoice, Reaching};
 use restitch_profile::Profile;
-use restitch_program::{FuncId, Program};
+use restitch_program::FuncId;
 
 /// What is asked of a version, whatever it goes into.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct VersionOptions {
     /// How to lay out.
     pub layout: LayoutChoice,
@@ -33,6 +35,9 @@ pub struct VersionOptions {
     pub duplicate: bool,
     /// Lines that the models of the second-level cache miss are fetched ahead.
     pub prefetch: bool,
+    /// Functions that stay where they are, and are not counted: names of symbols as the file has them, or
+    /// addresses in the file (Svma, as `0x401000`).
+    pub skip_functions: Vec<String>,
 }
 
 impl Default for VersionOptions {
@@ -48,6 +53,7 @@ impl Default for VersionOptions {
             keep_in_place: true,
             duplicate: DUPLICATE,
             prefetch: PREFETCH,
+            skip_functions: Vec::new(),
         }
     }
 }
@@ -65,11 +71,22 @@ impl VersionOptions {
         }
     }
 
-    /// Leaves in a program what its versions shall not change. Before its layouts.
-    pub fn prepare(&self, program: &mut Program) {
+    /// Leaves in a module what its versions shall not change. Before its layouts.
+    pub fn prepare(&self, module: &mut Analyzed) {
+        self.leave_skipped(module);
         if !self.copy_tables {
-            program.keep_tables();
+            module.program.keep_tables();
         }
+    }
+
+    /// Leaves the functions in a module that are to be skipped: in counting versions, too.
+    pub fn leave_skipped(&self, module: &mut Analyzed) {
+        leave_skipped(&self.skip_functions, module);
+    }
+
+    /// What the user is to know of options that have no effect in these modules.
+    pub fn warning<'a>(&self, modules: impl Iterator<Item = &'a Analyzed> + Clone) -> Option<String> {
+        unknown(&self.skip_functions, modules)
     }
 
     /// What emission may use of how often the code runs.

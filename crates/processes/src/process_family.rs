@@ -27,8 +27,8 @@ const BUSY: u32 = 2;
 pub struct ProcessFamily {
     /// The process that was named.
     named: i32,
-    /// The named process, or the oldest one of the busy ones of the family that works: those that live but for
-    /// a moment are not waited for.
+    /// The named process, or the oldest one of the busy ones of the family that works: those that live but
+    /// for a moment are not waited for.
     pub leader: i32,
     /// For each other family that works, such a process of it.
     pub elsewhere: Vec<i32>,

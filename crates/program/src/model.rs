@@ -108,6 +108,8 @@ pub enum Movability {
     /// Not all of its bytes are known to be code: something reads them, or nothing leads to them and they are
     /// no clean code.
     DataInside,
+    /// The user wants it to stay.
+    Skipped,
 }
 
 /// Consecutive blocks: those of one function. It may be empty, and then there is no first one to ask for.

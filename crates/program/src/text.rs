@@ -42,7 +42,7 @@ pub struct TextError {
     pub text: String,
 }
 
-const MOVABILITY: [(Movability, &str); 19] = [
+const MOVABILITY: [(Movability, &str); 20] = [
     (Movability::Movable, "movable"),
     (Movability::Undecodable, "undecodable"),
     (Movability::RestartableSequence, "restartable-sequence"),
@@ -62,6 +62,7 @@ const MOVABILITY: [(Movability, &str); 19] = [
     (Movability::OwnPosition, "own-position"),
     (Movability::UnknownPersonality, "unknown-personality"),
     (Movability::DataInside, "data-inside"),
+    (Movability::Skipped, "skipped"),
 ];
 
 const ATTRS: [(BlockAttrs, &str); 8] = [

@@ -88,6 +88,7 @@ fn sample(job: &mut Job<'_>, length: Length) -> Result<(Vec<Window>, IpSamples, 
     let (mut chosen, left) = choose(job.set, &samples, &mut analyses)?;
     left.into_iter().for_each(|(path, n, why)| job.left_out.add(&path, n, why));
     job.churn.leave_out(&mut chosen, &mut job.left_out);
+    chosen.iter_mut().for_each(|module| job.options.version.leave_skipped(&mut module.analyzed));
     job.result.other_modules = Some(others(job.set, &samples));
     job.timings.end("analysis");
     heed()?;

@@ -87,7 +87,8 @@ pub(crate) fn build_versions(
     profiled: &mut Profiled,
 ) -> Result<Optimized, SessionError> {
     let options = job.options;
-    chosen.iter_mut().for_each(|module| options.version.prepare(&mut module.analyzed.program));
+    chosen.iter_mut().for_each(|module| options.version.prepare(&mut module.analyzed));
+    job.result.warnings.extend(options.version.warning(chosen.iter().map(|module| &module.analyzed)));
     heed()?;
     let drafts = drafted(chosen, profiled, options);
     ended(job, "layout")?;

@@ -70,7 +70,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let request = ProfileRequest { program: &options.program, profile: &options.profile };
     let (profile, warnings) = read_profile(request, &module)?;
     timings.end("profile");
-    options.version.prepare(&mut module.program);
+    options.version.prepare(&mut module);
     watcher.phase("laying out", None);
     let source =
         Source { path: &options.program, module: &module, profile: &profile, options: &options.version };
@@ -90,6 +90,7 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     timings.end("write");
     let mut result = RunResult::new("optimize", report::Target::file(&options.program));
     result.warnings = warnings;
+    result.warnings.extend(options.version.warning([&module].into_iter()));
     result.modules.push(module_report(source, &made.layout, &made.version));
     timings.end("report");
     timings.finish(&mut result);

@@ -71,8 +71,8 @@ fn programs_that_call_32_bit_code_are_stopped_when_they_are_out_of_it() {
     target.assert_ok();
 }
 
-/// One that does not come out of it is told of, time and again, and nobody stays stopped or traced: the others
-/// were asked to stop as well.
+/// One that does not come out of it is told of, time and again, and nobody stays stopped or traced: the
+/// others were asked to stop as well.
 #[test]
 fn threads_that_stay_in_32_bit_code_are_told_and_all_run_on() {
     let Some(target) = Target::start_or("mixed", &["stay"], "no 32-bit code") else {
