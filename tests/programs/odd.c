@@ -1,5 +1,6 @@
 /* Work in a process that is unusual: with `--leader 1` its first thread has ended, with `--reserve N` it has reserved N GiB of addresses that it never touches but for a few pages,
- * with `--restricted 1` all its code is sealed, with 2 no memory may become executable, with 3 it can open no more files. */
+ * with `--restricted 1` all its code is sealed, with 2 no memory may become executable, with 3 it can open no more files; with
+ * `--vfork N` a thread has a vfork child most of the time, which waits N milliseconds before it executes its program. */
 #include "check.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -8,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #ifdef PADDED
@@ -61,6 +63,21 @@ static void reserve(size_t gigabytes) {
     for (size_t i = 0; i < 100; i++) start[i * (bytes / 100)] = 1;
 }
 
+static void *make_children(void *milliseconds) {
+    for (;;) {
+        int status = 0;
+        pid_t child = vfork();
+        if (child == 0) {
+            usleep((useconds_t)(uintptr_t)milliseconds * 1000);
+            execl("/bin/true", "true", (char *)NULL);
+            _exit(1);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        usleep(50000);
+    }
+    return NULL;
+}
+
 /* Not every C library has these yet. */
 #define MSEAL 462
 #define MEMORY_DENY_WRITE_EXECUTE 65
@@ -96,8 +113,10 @@ int main(int argc, char **argv) {
     argument = argv;
     size_t gigabytes = (size_t)option(argc, argv, "--reserve", 0);
     if (gigabytes) reserve(gigabytes);
-    if (option(argc, argv, "--leader", 0) == 0) return run_rounds(argc, argv, one_round);
     pthread_t thread;
+    uintptr_t milliseconds = (uintptr_t)option(argc, argv, "--vfork", 0);
+    if (milliseconds) CHECK(pthread_create(&thread, NULL, make_children, (void *)milliseconds) == 0);
+    if (option(argc, argv, "--leader", 0) == 0) return run_rounds(argc, argv, one_round);
     CHECK(pthread_create(&thread, NULL, work, NULL) == 0);
     pthread_exit(NULL);
 }

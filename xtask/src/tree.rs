@@ -36,7 +36,10 @@ impl File {
         if name == "tests.rs" {
             return "";
         }
-        let begins = |text: &str| text.trim_start_matches("pub(super) ").starts_with("mod ");
+        let begins = |text: &str| {
+            let text = text.strip_prefix("pub(super) ").or(text.strip_prefix("pub(crate) ")).unwrap_or(text);
+            text.starts_with("mod ")
+        };
         let mut marks = self.text.match_indices(MARK).filter(|(at, _)| begins(&self.text[at + MARK.len()..]));
         match marks.next().map(|(at, _)| (at, &self.text[at..])) {
             // `mod tests;` declares a file; what follows it is still part of the product.

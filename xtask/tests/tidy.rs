@@ -569,6 +569,16 @@ fn descriptors_are_looked_up_in_the_threads_own_table() {
 }
 
 #[test]
+fn threads_that_cannot_be_started_are_no_panic() {
+    holds(tidy::threads);
+    let bad = "fn f() {\n    std::thread::spawn(|| ());\n    thread::scope(|scope| scope.spawn(|| ()));\n}\n";
+    let good = "fn f() {\n    Builder::new().spawn(|| ())?;\n    command.spawn()?;\n}\n";
+    let files =
+        [("crates/batch/src/a.rs", bad), ("crates/batch/src/b.rs", good), ("crates/batch/tests/a.rs", bad)];
+    assert_eq!(places(tidy::threads, &files), ["crates/batch/src/a.rs:2", "crates/batch/src/a.rs:3"]);
+}
+
+#[test]
 fn parameters_have_names() {
     holds(tidy::tuple_parameters);
     let bad = "fn one(&(a, b): &(u32, u32)) {}\nfn two<F: Fn(u32) -> (u32, u32)>(\n    f: F,\n    (a, b): (u32, u32),\n) {}\n";

@@ -314,6 +314,11 @@ impl Session {
         let budget = Arc::new(Budget::new(self.cache.kept_budget(), self.options.eager));
         let counted = worker::Seen::default();
         let mut worker = Worker::start(&self.cache, self.options.making, budget.clone(), counted.clone());
+        if !worker.is_whole() {
+            watcher.note(
+                "no more threads may be started, so less is optimized, or nothing; raise the limit of processes (`ulimit -u`)",
+            );
+        }
         let mut idle = IdleCores::default();
         if self.observer.is_some() {
             self.past = usage::read(&self.cache);

@@ -46,7 +46,8 @@ impl SampleCost {
             return Self { seconds: kept.microseconds / 1e6, measured: None };
         }
         let (sender, measured) = channel();
-        std::thread::spawn(move || {
+        // Where there may be no more threads, it stays unknown.
+        let measuring = std::thread::Builder::new().spawn(move || {
             let Ok(cost) = restitch_perf::sample_cost(SampleEvent::CpuClock, false) else { return };
             let kept = Kept { boot, microseconds: cost.as_secs_f64() * 1e6 };
             if let Ok(bytes) = serde_json::to_vec(&kept) {
@@ -56,6 +57,7 @@ impl SampleCost {
             // The session may be over.
             let _ = sender.send(cost.as_secs_f64());
         });
+        drop(measuring);
         Self { seconds: UNKNOWN_COST, measured: Some(measured) }
     }
 

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// How often counts are looked at.
@@ -102,9 +102,9 @@ pub(crate) struct Worker {
     messages: Receiver<Message>,
     stop: Arc<AtomicBool>,
     /// Gives back what was begun too late for it.
-    accountant: JoinHandle<Receiver<Given>>,
+    accountant: Option<JoinHandle<Receiver<Given>>>,
     cache: Cache,
-    threads: [JoinHandle<()>; 2],
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// The ways to the makers.
@@ -134,22 +134,25 @@ impl Worker {
             let (cache, tell, begun, stop) = (cache.clone(), tell.clone(), begun.clone(), stop.clone());
             let budget = budget.clone();
             // Where the system refuses a lower priority, the threads compete with the command's.
-            std::thread::spawn(move || {
+            let run = move || {
                 match haste {
                     Haste::Ordinary => be_nice(NICE),
                     Haste::Lowest => be_lowest(),
                 };
                 Maker { cache, making, tell, begun, stop, haste, budget }.run(&given);
-            })
+            };
+            Builder::new().spawn(run).ok()
         };
-        let threads = [start(Haste::Ordinary, first), start(Haste::Lowest, second)];
+        let started = [start(Haste::Ordinary, first), start(Haste::Lowest, second)];
+        let threads = started.into_iter().flatten().collect();
         let (own, cache) = (cache.clone(), cache.clone());
         let (next, paid) = (makers.clone(), budget.clone());
-        let accountant = std::thread::spawn(move || {
+        let account = move || {
             be_nice(NICE);
             Accountant { cache, making, tell, counting: Vec::new(), next, budget: paid, seen }.run(&jobs);
             jobs
-        });
+        };
+        let accountant = Builder::new().spawn(account).ok();
         Self { makers: Some(makers), begun, messages, stop, accountant, cache: own, threads }
     }
 
@@ -182,6 +185,11 @@ impl Worker {
         }
     }
 
+    /// Whether all of its threads could be started. What those that are missing would do is not done.
+    pub fn is_whole(&self) -> bool {
+        self.accountant.is_some() && self.threads.len() == 2
+    }
+
     pub fn message(&self) -> Option<Message> {
         self.messages.try_recv().ok()
     }
@@ -194,13 +202,13 @@ impl Worker {
         // One that has ended need not be told.
         let _ = self.begun.send(None);
         // A thread that has panicked has told what it could.
-        let late = self.accountant.join();
+        let late = self.accountant.map(JoinHandle::join);
         if wait {
             self.threads.into_iter().for_each(|thread| drop(thread.join()));
         }
         self.messages.try_iter().for_each(&mut hear);
         // What a maker has begun since is counted by the next command.
-        let late = late.iter().flat_map(Receiver::try_iter).flatten();
+        let late = late.iter().flatten().flat_map(Receiver::try_iter).flatten();
         late.for_each(|counting| hear(suspend(&self.cache, counting)));
     }
 }
@@ -460,7 +468,8 @@ mod tests {
             let worker = Worker::start(&cache, making, budget.clone(), Seen::default());
             worker.begun.send(None).unwrap();
             let deadline = Instant::now() + Duration::from_secs(60);
-            while !worker.accountant.is_finished() && Instant::now() < deadline {
+            while !worker.accountant.as_ref().is_none_or(JoinHandle::is_finished) && Instant::now() < deadline
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
             // Makers take no more tasks either: what one was at then is played by one of our own.

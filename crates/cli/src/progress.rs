@@ -78,7 +78,8 @@ impl Ticker {
                 tick();
             }
         };
-        Self { stop: Some(stop), thread: Some(std::thread::spawn(work)) }
+        // Where there may be no more threads, progress is not shown.
+        Self { stop: Some(stop), thread: std::thread::Builder::new().spawn(work).ok() }
     }
 }
 

@@ -50,6 +50,26 @@ fn children_that_share_the_memory_for_a_moment_do_no_harm() {
     target.stop();
 }
 
+/// A child of vfork that takes a while until it executes its program is in the memory of the process: what is
+/// done to that is done to the child, which is no process of its own to be told of.
+#[test]
+fn children_of_vfork_are_changed_with_their_process() {
+    let built = require!(stoppable("odd.c", &FLAGS), "a C compiler");
+    let (restitch, mut target) = (Restitch::new(), Target::start_with(&built, &["--vfork", "400"]));
+    restitch.attach(target.pid(), &[]).expect(code::DONE);
+    for more in [&[][..], &["--tree"]] {
+        let pid = target.pid().to_string();
+        let reverted = restitch.run(&[&["revert", &pid], more].concat());
+        reverted.expect(code::DONE);
+        // (A version may stay mapped while there is a child.)
+        assert_eq!(reverted.stdout.matches("original code").count(), 1, "{}", reverted.stdout);
+        target.assert_computing("after the revert");
+        restitch.attach(target.pid(), more).expect(code::DONE);
+    }
+    target.assert_goes_back(&restitch);
+    target.stop();
+}
+
 #[test]
 fn branches_of_a_process_without_its_first_thread_are_recorded() {
     let mut target = require!(without_leader(), "a C compiler");

@@ -18,6 +18,7 @@ use restitch_x86::kernel_code::{scan_kernel, target_marker};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread::{Builder, ScopedJoinHandle};
 
 /// Where a kernel shows its memory.
 const CORE: &str = "proc/kcore";
@@ -184,13 +185,13 @@ impl Kernel {
         };
         std::thread::scope(|scope| {
             let parts = ids.chunks(ids.len().div_ceil(threads).max(1));
-            let parts: Vec<_> = parts.map(|part| scope.spawn(move || look(part))).collect();
+            let begun = |part| (part, Builder::new().spawn_scoped(scope, move || look(part)));
+            let parts: Vec<_> = parts.map(begun).collect();
             let mut all = Whole::default();
-            for part in parts {
-                match part.join() {
-                    Ok(part) => all.extend(part),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
+            for (part, begun) in parts {
+                // A user may have no more threads (`ulimit -u`).
+                let found = begun.map_or_else(|_| Ok(look(part)), ScopedJoinHandle::join);
+                all.extend(found.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
             }
             all
         })

@@ -7,20 +7,24 @@
 
 use restitch_tracee::Stopped;
 use std::sync::mpsc::channel;
+use std::thread::Builder;
 
 /// Does `work` while all threads of process `pid`, which this program has started, stand still. Where they
-/// cannot be stopped (one is in the kernel for long, or the process is about to end), they run meanwhile.
+/// cannot be stopped (one is in the kernel for long, the process is about to end, there may be no more
+/// threads), they run meanwhile.
 pub fn holding<T>(pid: i32, work: impl FnOnce() -> T) -> T {
     let (held, is_held) = channel::<()>();
     let (done, is_done) = channel::<()>();
     std::thread::scope(|scope| {
-        scope.spawn(move || {
+        let holder = Builder::new().spawn_scoped(scope, move || {
             let stopped = Stopped::seize_all(pid).map(Stopped::of_own_command);
             drop(held);
             // An error: the other side is gone, which says the same.
             let _ = is_done.recv();
             drop(stopped.map(Stopped::resume));
         });
+        // What it was to say is hung up where it could not be started.
+        drop(holder);
         let _ = is_held.recv();
         let result = work();
         drop(done);

@@ -159,7 +159,8 @@ fn unseen(samples: &IpSamples, analyses: &Analyses) -> f64 {
 struct Analyst {
     wanted: Sender<(usize, Arc<Image>, Neighbours)>,
     results: Receiver<(usize, Result<Analyzed, Why>)>,
-    thread: JoinHandle<()>,
+    /// `None` where there may be no more threads.
+    thread: Option<JoinHandle<()>>,
     asked: BTreeSet<usize>,
     done: Analyses,
 }
@@ -176,7 +177,7 @@ impl Analyst {
                 }
             }
         };
-        let thread = std::thread::spawn(work);
+        let thread = std::thread::Builder::new().spawn(work).ok();
         Self { wanted, results, thread, asked: BTreeSet::new(), done: Analyses::new() }
     }
 
@@ -198,7 +199,7 @@ impl Analyst {
     fn finish(mut self) -> Analyses {
         drop(self.wanted);
         self.done.extend(self.results.iter());
-        if let Err(panic) = self.thread.join() {
+        if let Some(Err(panic)) = self.thread.map(JoinHandle::join) {
             std::panic::resume_unwind(panic);
         }
         self.done

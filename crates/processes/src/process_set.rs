@@ -17,7 +17,7 @@ use restitch_pipeline::{ExitCode, Watcher};
 use restitch_procfs as procfs;
 use restitch_profile::{Vote, add_votes};
 use restitch_report::counted;
-use restitch_tracee::TraceError;
+use restitch_tracee::{TraceError, shares_memory};
 use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -183,8 +183,13 @@ impl ProcessSet {
     }
 
     /// Opens a process, and takes it along if it belongs to the set: a stranger only with our code in it.
+    /// Children of `vfork` that have not executed their program yet are in the memory of one that belongs to
+    /// it, and do so as its threads do.
     fn consider(&mut self, candidate: procfs::ProcessId, is_stranger: bool) {
         let pid = candidate.pid;
+        if self.all().any(|live| shares_memory(live.target().pid(), pid)) {
+            return;
+        }
         match AttachedProcess::open_with(pid, self.dir.clone(), &mut self.images) {
             Err(error) if self.tree && candidate.is_alive() => {
                 self.unopened.insert(pid, error);

@@ -65,7 +65,16 @@ impl Metric {
             .stderr(Stdio::piped());
         as_started(&mut command);
         let mut running = command.spawn()?;
-        let (output, errors) = (reader(running.stdout.take()), reader(running.stderr.take()));
+        let output = reader(running.stdout.take());
+        let readers = output.and_then(|output| Ok((output, reader(running.stderr.take())?)));
+        let (output, errors) = match readers {
+            Ok(readers) => readers,
+            Err(error) => {
+                running.kill()?;
+                running.wait()?;
+                return Err(error);
+            }
+        };
         let mut texts = Vec::new();
         for pipe in [output, errors] {
             let text = loop {
@@ -87,9 +96,12 @@ impl Metric {
 }
 
 /// All that a pipe gives, read by a thread of its own.
-fn reader(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+///
+/// # Errors
+/// If there may be no more threads.
+fn reader(pipe: Option<impl Read + Send + 'static>) -> io::Result<Receiver<String>> {
     let (sender, receiver) = channel();
-    std::thread::spawn(move || {
+    std::thread::Builder::new().spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             // What was read before an error counts.
@@ -97,8 +109,8 @@ fn reader(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
         }
         // An error: nobody waits for it any more.
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 /// What is read at the ends of windows.

@@ -83,7 +83,7 @@ pub use not_started::{NotStarted, find_program};
 pub use registers::{PendingRestart, Registers};
 pub use seccomp::{may_read_filters, refuse_by_filters};
 pub use seize::{StopOptions, is_32_bit_file, preflight, settle_stragglers};
-pub use shared_memory::{AloneInMemory, refuse_shared_memory};
+pub use shared_memory::{AloneInMemory, refuse_shared_memory, shares_memory};
 pub use status::ExitStatus;
 pub use step::StepEnd;
 pub use stopped::{StopTimes, Stopped};

@@ -75,6 +75,12 @@ pub fn refuse_shared_memory(pid: i32) -> Result<(), TraceError> {
     AloneInMemory::verify(pid).map(drop)
 }
 
+/// Whether process `other` has the memory of process `pid`, as a child of `vfork` does until it executes its
+/// program: what is changed in one is changed in both. `false` where the kernel does not tell.
+pub fn shares_memory(pid: i32, other: i32) -> bool {
+    !sharers(pid, vec![other]).is_empty()
+}
+
 fn shared(pid: i32, other: i32) -> TraceError {
     let name = procfs::status(other).map_or_else(|_| "unknown".to_owned(), |status| status.name);
     TraceError::SharedMemory { pid, other, name }
@@ -108,6 +114,7 @@ mod tests {
         let (own, other) = (std::process::id() as i32, child.id() as i32);
         assert!(!sys::has_memory_of(other, own));
         assert_eq!(sharers(other, procfs::processes().expect("readable")), [0; 0]);
+        assert!(!shares_memory(own, other) && !shares_memory(other, own));
         assert!(refuse_shared_memory(other).is_ok());
         child.kill().and_then(|()| child.wait()).expect("ours");
         // (Where the call is not permitted, nothing is seen.)

@@ -28,7 +28,7 @@ pub use layers::{LAYERS, layers};
 pub use printing::printing;
 pub use prose::{document_lengths, timeless_documents};
 pub use signatures::tuple_parameters;
-pub use sources::{comment_width, decoder, descriptor_names, length, no_io, page_size, unsafe_code};
+pub use sources::{comment_width, decoder, descriptor_names, length, no_io, page_size, threads, unsafe_code};
 
 use crate::{Finding, Tree};
 
@@ -36,7 +36,7 @@ use crate::{Finding, Tree};
 pub type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// All rules with their names.
-pub const RULES: [(&str, Rule); 29] = [
+pub const RULES: [(&str, Rule); 30] = [
     ("unsafe_code", unsafe_code),
     ("decoder", decoder),
     ("instruction_set", instruction_set),
@@ -47,6 +47,7 @@ pub const RULES: [(&str, Rule); 29] = [
     ("tuple_parameters", tuple_parameters),
     ("kept_sources", kept_sources),
     ("descriptor_names", descriptor_names),
+    ("threads", threads),
     ("no_io", no_io),
     ("length", length),
     ("comment_width", comment_width),

@@ -94,6 +94,26 @@ pub fn descriptor_names(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Threads are started by `std::thread::Builder`, which gives an error where a user may have no more of them;
+/// the functions beside it panic then. (The demo's program and what tests use are not product.)
+pub fn threads(tree: &Tree) -> Vec<Finding> {
+    const OUTSIDE: [&str; 2] = ["crates/demo-workload/", "crates/testkit/"];
+    let mut findings = Vec::new();
+    for file in tree
+        .rust()
+        .filter(|file| file.is_product() && !OUTSIDE.iter().any(|krate| file.path.starts_with(krate)))
+    {
+        for (number, line) in code_only(file.before_tests()).lines().enumerate() {
+            if line.contains("thread::spawn(") || line.contains("scope.spawn(") {
+                let what =
+                    "a thread that cannot be started is no panic: start it by std::thread::Builder".into();
+                findings.push(Finding { path: file.path.clone(), line: number + 1, what });
+            }
+        }
+    }
+    findings
+}
+
 /// A source file has fewer than 800 lines before its tests.
 pub fn length(tree: &Tree) -> Vec<Finding> {
     let sources = tree.rust().filter(|file| file.path.contains("/src/") || file.path.contains("/build/"));
