@@ -24,13 +24,14 @@ mod profile_args;
 mod profile_commands;
 mod progress;
 mod remedy;
+mod same_files;
 mod seconds;
 mod sources;
 mod switch;
 mod tips;
 mod version_args;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use restitch_session::{ExitCode, be_told_of_children, survive_file_limits};
 use std::process::ExitCode as ProcessExit;
 
@@ -38,7 +39,7 @@ fn main() -> ProcessExit {
     std::panic::set_hook(Box::new(print::panicked));
     survive_file_limits();
     be_told_of_children();
-    let parsed = match args::Args::try_parse() {
+    let parsed = match parsed() {
         Ok(parsed) => parsed,
         Err(error) => return exit(said_instead(error).number()),
     };
@@ -56,6 +57,13 @@ fn main() -> ProcessExit {
             exit(error.exit_code().number())
         }
     }
+}
+
+/// The command line.
+fn parsed() -> Result<args::Args, clap::Error> {
+    let matches = args::Args::command().try_get_matches()?;
+    same_files::refuse(&matches)?;
+    args::Args::from_arg_matches(&matches).map_err(|error| error.format(&mut args::Args::command()))
 }
 
 /// Says what is wrong with the command line. Help and version, which are asked for, are no errors, and say
