@@ -189,8 +189,9 @@ pub struct Record {
     /// Also all processes that run its program.
     #[arg(long, requires = "pid")]
     pub tree: bool,
-    /// Seconds of sampling and counting together.
-    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = some_seconds)]
+    /// Seconds of sampling and counting together. (A COMMAND is recorded to its end.)
+    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = some_seconds,
+          conflicts_with_all = ["command", "from_counts"])]
     pub duration: f64,
     /// The profile file. Its ending chooses the format, as for `restitch profile convert`; any other is
     /// restitch's own.

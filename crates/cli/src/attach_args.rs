@@ -86,7 +86,7 @@ pub struct Attach {
     pub slots: SlotChoice,
     /// With --promote-calls: a profile that knows the targets of indirect calls (as of
     /// `restitch record --source trace`), in place of counting them.
-    #[arg(long, help_heading = PROFILE, value_name = "FILE")]
+    #[arg(long, help_heading = PROFILE, value_name = "FILE", requires = "promote_calls")]
     pub call_targets: Option<PathBuf>,
 }
 

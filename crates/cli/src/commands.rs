@@ -16,8 +16,8 @@ use restitch_report::{RunResult, Target, bytes, count, counted, paragraph, visib
 use restitch_session::{
     AskedToEnd, ContinuousOptions, ExitCode, GivenBack, InstrumentOptions, NotStarted, OptimizeOptions,
     OwnChild, ProcessStatus, RecordOptions, RecordSubject, SessionError, TraceSubject, VersionStatus,
-    analyze_file, attach, begin_start, continuous, doctor, instrument, kept_for_cores, optimize,
-    or_interrupted, record, revert, sees_roots, shows_own_namespace, status,
+    analyze_file, attach, begin_start, calls_cut_short, continuous, doctor, instrument, kept_for_cores,
+    optimize, or_interrupted, record, revert, sees_roots, shows_own_namespace, status,
 };
 use std::ffi::OsString;
 use std::path::Path;
@@ -264,6 +264,9 @@ fn revert_command(pid: i32, tree: bool) -> Result<i32, SessionError> {
     for kept in &reverted.kept {
         println!("{kept}; run `restitch revert {}` again later", kept.pid);
     }
+    if let Some(told) = calls_cut_short() {
+        println!("{told}");
+    }
     Ok(reverted.exit_code().number())
 }
 
@@ -330,7 +333,11 @@ fn print_versions(p: &ProcessStatus) {
         println!("{} {}: original code", p.pid, p.program);
         return;
     }
-    println!("{} {}: {} patched", p.pid, p.program, counted(p.patches as u64, "place"));
+    if p.patches == 0 && p.versions.iter().all(|version| version.is_retired) {
+        println!("{} {}: original code; versions that are not used any more stay mapped", p.pid, p.program);
+    } else {
+        println!("{} {}: {} patched", p.pid, p.program, counted(p.patches as u64, "place"));
+    }
     for VersionStatus { number, kind, module, bytes, is_retired } in &p.versions {
         let kind = format!("{kind:?}").to_lowercase();
         let retired = if *is_retired { ", retired" } else { "" };

@@ -6,9 +6,9 @@ use clap::Args;
 use restitch_report::{RunResult, ending};
 use restitch_session::profiles::ProfileOutput;
 use restitch_session::{
-    BurstRound, Bursts, LookAhead, Period, Recording, Sampled, SessionError, Source, SourceChoice,
-    TraceRecordOptions, TraceSubject, Traced, burst_end, known, record_bursts, record_sampled, record_traced,
-    refusal, sparse,
+    BurstRound, Bursts, LookAhead, Period, PipelineError, Recording, Sampled, SessionError, Source,
+    SourceChoice, TraceRecordOptions, TraceSubject, Traced, burst_end, known, record_bursts, record_sampled,
+    record_traced, refusal, sparse,
 };
 
 /// Options of `record` that choose the source.
@@ -62,6 +62,10 @@ impl SourceOptions {
     ) -> Option<Result<i32, SessionError>> {
         let (program, pid) = named(&subject);
         let done = match self.source.choose() {
+            Ok(source) if source != SourceChoice::Trace && self.look_ahead != LookAhead::Evaluate => {
+                let why = "--look-ahead: code ahead is followed by --source trace alone; name that, or leave it out";
+                Err(PipelineError::Usage(why.into()).into())
+            }
             Ok(SourceChoice::Count) if self.period.is_some() => Err(SessionError::Source {
                 source_name: "counts that come each so often",
                 why: "everything is counted; name a source with --period (--source trace, burst or ip)"

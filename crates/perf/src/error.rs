@@ -30,7 +30,9 @@ pub enum PerfError {
         source: io::Error,
     },
     /// None of the processes exists any more.
-    #[error("none of the processes {pids:?} exists (any more); start measuring earlier")]
+    #[error(
+        "none of the processes {pids:?} exists (any more); look the number up (`pgrep -a NAME`), or start measuring earlier"
+    )]
     NoProcess {
         /// The processes asked for.
         pids: Vec<i32>,

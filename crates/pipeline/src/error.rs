@@ -93,7 +93,8 @@ fn advice(source: &std::io::Error) -> &'static str {
         // That a link is not followed.
         K::PermissionDenied if source.raw_os_error().is_none() => "",
         K::PermissionDenied => "; check the permissions, or run as a user who may do that",
-        K::IsADirectory | K::NotADirectory => "; name a file",
+        K::IsADirectory => "; name a file",
+        K::NotADirectory => "; a part of the path is a file: name another one",
         K::StorageFull | K::QuotaExceeded => "; make room, or name another place",
         K::ReadOnlyFilesystem => "; name another place",
         _ if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
@@ -101,6 +102,12 @@ fn advice(source: &std::io::Error) -> &'static str {
         }
         _ => "; try again, or name another place",
     }
+}
+
+/// Whether the system forbids it to this user. (Without a number of the system's it is we who refuse: a link
+/// that is not followed.)
+fn is_denied(source: &std::io::Error) -> bool {
+    matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
 impl PipelineError {
@@ -114,6 +121,7 @@ impl PipelineError {
     /// The exit code for it.
     pub fn exit_code(&self) -> ExitCode {
         match self {
+            Self::File { source, .. } if is_denied(source) => ExitCode::NotPermitted,
             Self::File { .. } | Self::NoProfile { .. } | Self::Emit { .. } => ExitCode::Failure,
             Self::BadFile { .. } => ExitCode::BadInput,
             Self::RefusedFile { .. } => ExitCode::Refused,

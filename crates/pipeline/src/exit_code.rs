@@ -93,7 +93,9 @@ impl ExitCode {
             Self::NothingToDo => {
                 "nothing to do: too little work for a profile, nothing worth moving, or no restitch to take out"
             }
-            Self::TakenBack => "it did not help, or that could not be judged, and it was taken back",
+            Self::TakenBack => {
+                "it was taken back: it did not help, that could not be judged, or another restitch did"
+            }
             Self::CheckFailed => "the checker refused a new version; nothing was changed; please report it",
             Self::CommandNotStarted => "COMMAND was found but cannot be executed",
             Self::CommandNotFound => "COMMAND was not found, or its interpreter was not",

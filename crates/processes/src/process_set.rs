@@ -534,6 +534,14 @@ impl ProcessSet {
         told
     }
 
+    /// Tells that a layout is to be taken out, where there is one: versions that only stay mapped are none.
+    pub fn tell_taken_out(&self, watcher: &mut dyn Watcher) {
+        let has_layout = |live: &&AttachedProcess| live.journal().versions.iter().any(|v| !v.retired);
+        if let Some(live) = self.all().find(has_layout) {
+            watcher.note(&taken_out(live.target().pid()));
+        }
+    }
+
     /// Refuses to add versions to processes that too many old ones have had to stay in. What can go by now is
     /// unmapped before.
     pub fn room_for_more(&mut self) -> Result<(), SessionError> {
@@ -654,7 +662,7 @@ pub fn process_of(pid: i32) -> Result<i32, SessionError> {
 }
 
 /// What is told before a recording that needs the original code.
-pub fn taken_out(pid: i32) -> String {
+fn taken_out(pid: i32) -> String {
     format!(
         "process {pid} is under restitch: its layout is taken out for the recording, and stays out (`restitch attach {pid}` makes one active again; `--source ip` records with it active)"
     )

@@ -33,7 +33,7 @@ use restitch_processes::interrupt::heed;
 use restitch_processes::modules::{Analyses, Chosen, analyze, choose};
 use restitch_processes::no_file::{met_in_no_file, samples_in_no_file};
 use restitch_processes::process_family::at_work;
-use restitch_processes::process_set::{self, ProcessSet, process_of, refuse_unchangeable};
+use restitch_processes::process_set::{ProcessSet, process_of, refuse_unchangeable};
 use restitch_processes::refusal::{refuse_all, refuse_shadow_stack};
 use restitch_processes::sampling::sample;
 use restitch_processes::unfinished::or_given_back;
@@ -370,7 +370,7 @@ fn trace_process(
     watcher: &mut dyn Watcher,
 ) -> Result<Traced, SessionError> {
     if set.all().any(|live| !live.journal().is_empty()) {
-        watcher.note(&process_set::taken_out(set.leader.target().pid()));
+        set.tell_taken_out(watcher);
         set.switch(&[], VersionKind::Burst, watcher)?;
         set.reclaim().iter().for_each(|kept| watcher.note(&kept.to_string()));
     }

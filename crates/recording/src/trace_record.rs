@@ -10,7 +10,7 @@ use restitch_processes::busy::when_not_traced;
 use restitch_processes::interrupt::heed;
 use restitch_processes::no_file::in_no_file;
 use restitch_processes::process_family::at_work;
-use restitch_processes::process_set::{ProcessSet, process_of, refuse_stopped, taken_out};
+use restitch_processes::process_set::{ProcessSet, process_of, refuse_stopped};
 use restitch_procfs::{self as procfs, ProcessId};
 use restitch_trace::{
     LookAhead, RecordEnd, Relative, TraceOptions, TraceReport, trace, trace_held, trace_together,
@@ -195,7 +195,7 @@ fn open_original(pid: i32, tree: bool, watcher: &mut dyn Watcher) -> Result<Proc
     }
     let mut set = ProcessSet::open(pid, tree)?;
     if set.all().any(|live| !live.journal().is_empty()) {
-        watcher.note(&taken_out(pid));
+        set.tell_taken_out(watcher);
         set.take_back(watcher)?;
         set.reclaim_patiently().iter().for_each(|kept| watcher.note(&kept.to_string()));
         heed()?;

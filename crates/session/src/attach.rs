@@ -3,7 +3,9 @@
 use crate::attach_job::{Inputs, Job, Round};
 use crate::attach_options::AttachOptions;
 use crate::attach_profile::{Found, Profiled, profile_it, take_given};
-use crate::attach_summary::{apply_summary, large_page_bytes, left_to_preempted, target_of, written};
+use crate::attach_summary::{
+    apply_summary, calls_cut_short, large_page_bytes, left_to_preempted, target_of, written,
+};
 use crate::attach_verdict::{judge, windows_for};
 use crate::attach_versions::{Optimized, build_versions};
 use crate::earlier_profiles::{not_chosen, of_module, stored, with_earlier};
@@ -293,6 +295,7 @@ fn describe(job: &mut Job<'_>, chosen: &[Chosen], made: &Optimized) {
 fn tell_of_switches(job: &mut Job<'_>, counting: &SwitchReport, switched: &SwitchReport) {
     job.result.warnings.extend(written(job.set.leader.target(), &[counting, switched]));
     job.result.warnings.extend(left_to_preempted(switched));
+    job.result.warnings.extend(calls_cut_short());
     job.result.warnings.extend(job.set.reclaim().iter().map(KeptVersion::to_string));
     job.timings.end("unmapping former versions");
     (job.result.outcome, job.result.exit_code) = (Outcome::InForce, ExitCode::Done.number());

@@ -11,10 +11,12 @@ use restitch_processes::initial_sampling::{InitialSampling, LEAST_SAMPLES, Lengt
 use restitch_processes::interrupt::heed;
 use restitch_processes::modules::{Chosen, choose, others};
 use restitch_processes::no_file::samples_in_no_file;
+use restitch_processes::process_family::families;
 use restitch_processes::process_set::ProcessSet;
 use restitch_processes::sampling::IpSamples;
 use restitch_processes::source::SourceChoice;
 use restitch_processes::verdict::{Window, Windows};
+use restitch_procfs as procfs;
 use restitch_profile::{Derived, Profile};
 use restitch_report as report;
 use restitch_report::counted;
@@ -109,13 +111,31 @@ fn enough(job: &Job<'_>, samples: &IpSamples) -> Result<(), SessionError> {
     if samples.total >= LEAST_SAMPLES {
         return Ok(());
     }
+    let pid = job.set.leader.target().pid();
     Err(SessionError::nothing_to_do(format!(
-        "process {} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
-         longer --duration",
-        job.set.leader.target().pid(),
+        "process {pid} used too little CPU time to be profiled ({} samples in {:.1} s); try again under load, or with a \
+         longer --duration{}",
         samples.total,
-        job.timings.list.last().map_or(0.0, |p| p.ms / 1e3)
+        job.timings.list.last().map_or(0.0, |p| p.ms / 1e3),
+        who_may_work(pid, job.set.is_tree())
     )))
+}
+
+/// Advice that names the processes below `pid` which may do its work: servers wait in their first process.
+fn who_may_work(pid: i32, is_tree: bool) -> String {
+    let same = families(pid).map_or(0, |families| families.iter().flatten().count().saturating_sub(1));
+    let first = procfs::descendants(pid).unwrap_or_default().into_iter().next();
+    match first {
+        Some(_) if same > 0 && !is_tree => {
+            let (processes, run) = (counted(same as u64, "process"), if same == 1 { "runs" } else { "run" });
+            format!("; {processes} below it {run} the same program, too: --tree takes them along")
+        }
+        Some(other) if same == 0 => {
+            let name = procfs::status(other.pid).map(|status| status.name).unwrap_or_default();
+            format!("; process {} ({name}) was started by it: name that one if it does the work", other.pid)
+        }
+        _ => String::new(),
+    }
 }
 
 /// Profiles of samples by the kernel, of so much time.

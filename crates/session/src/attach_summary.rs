@@ -3,7 +3,8 @@
 use restitch_apply_process::{SwitchReport, Target};
 use restitch_check::CheckedVersion;
 use restitch_processes::process_set::ProcessSet;
-use restitch_report::{self as report, RunResult};
+use restitch_report::{self as report, RunResult, counted};
+use restitch_tracee::cut_calls;
 use std::collections::BTreeSet;
 
 /// What a session works on.
@@ -34,6 +35,17 @@ pub(crate) fn left_to_preempted(switched: &SwitchReport) -> Option<String> {
     (left > 0).then(|| {
         format!(
             "threads that a signal has interrupted rest in the process, at whatever instruction: {left} entries of functions, of more than one instruction, stay as they are, and only moved code calls the copies of these"
+        )
+    })
+}
+
+/// That system calls returned early because this program has stopped their threads, if some did.
+pub fn calls_cut_short() -> Option<String> {
+    let cut = cut_calls();
+    (cut > 0).then(|| {
+        format!(
+            "{} returned early with a part of the bytes when restitch stopped the process, as after SIGSTOP (a write to a full pipe, a receive with MSG_WAITALL): a program that does not go on with the rest has lost it",
+            counted(cut as u64, "system call")
         )
     })
 }

@@ -53,6 +53,7 @@ mod status;
 pub use abandoned::{Unfinished, await_end, give_back, give_back_abandoned, unfinished};
 pub use attach::attach;
 pub use attach_options::AttachOptions;
+pub use attach_summary::calls_cut_short;
 pub use continuous::{ContinuousOptions, continuous};
 pub use doctor::{Check, Doctor, doctor};
 pub use files::{AnalyzeFile, analyze_file, optimize};

@@ -1,6 +1,6 @@
 //! `record`: an exact profile of a process or of one run of a program, into a file.
 
-use crate::attach_summary::{left_to_preempted, target_of};
+use crate::attach_summary::{calls_cut_short, left_to_preempted, target_of};
 use crate::far::refuse_far;
 use crate::follow::follow;
 use crate::instrument::from_counts;
@@ -19,7 +19,7 @@ use restitch_processes::interrupt::heed;
 use restitch_processes::modules::{Analyses, Chosen, choose};
 use restitch_processes::no_file::samples_in_no_file;
 use restitch_processes::process_family::{ProcessFamily, at_work};
-use restitch_processes::process_set::{ProcessSet, refuse_unchangeable, taken_out};
+use restitch_processes::process_set::{ProcessSet, refuse_unchangeable};
 use restitch_processes::reclaim::KeptVersion;
 use restitch_processes::refusal::with_what_is_left;
 use restitch_processes::sampling::sample;
@@ -127,7 +127,7 @@ fn record_set(
     let pid = set.leader.target().pid();
     heed()?;
     if set.all().any(|l| !l.journal().is_empty()) {
-        watcher.note(&taken_out(pid));
+        set.tell_taken_out(watcher);
         set.switch(&[], VersionKind::Counting, watcher)?;
     }
     let sampling = (duration / 3).clamp(Duration::from_millis(500), Duration::from_secs(20));
@@ -171,6 +171,7 @@ fn record_set(
     result.warnings.extend(family.warnings());
     result.warnings.extend(churn.warning());
     result.warnings.extend(left_to_preempted(&switched));
+    result.warnings.extend(calls_cut_short());
     result.warnings.extend(kept.iter().map(KeptVersion::to_string));
     describe(&mut result, &chosen, &counting, &derived);
     left_out.tell(&mut result);

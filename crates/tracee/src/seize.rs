@@ -8,6 +8,7 @@
 //! let be: they run no code and make no threads, a stop would interrupt what they do for the program, and one
 //! that waits for a disk would not come to it.
 
+use crate::cut_calls::{count_cut, wait_until_none, wait_until_not};
 use crate::error::TraceError;
 use crate::memory::Memory;
 use crate::status::{StopKind, decode};
@@ -94,6 +95,7 @@ impl Stopped {
         let process = preflight(pid)?;
         let pid = process.pid;
         let in_kernel = wait_for_vfork_children(pid, options.limit)?;
+        wait_until_none(pid);
         let marker = exec_marker(pid);
         let mut seizing = Seizing::new(pid, options.limit);
         seizing.in_kernel = in_kernel;
@@ -131,6 +133,7 @@ fn seize_one_once(pid: i32, tid: i32) -> Result<Stopped, TraceError> {
     if procfs::thread_stat(process.pid, tid).is_ok_and(|stat| waits_for_vfork(process.pid, &stat)) {
         wait_for_vfork_children(process.pid, limit)?;
     }
+    wait_until_not(process.pid, tid);
     let mut seizing = Seizing::new(process.pid, limit);
     if seizing.seize(tid)? {
         seizing.collect_stops()?;
@@ -475,6 +478,7 @@ impl Seizing {
         let living = self.stopped.keys().next().copied().unwrap_or(self.pid);
         let memory = Memory::open(living)?.of_stopped();
         let times = StopTimes { stopping: self.begun.elapsed(), passes: self.passes, ..Default::default() };
+        count_cut(self.stopped.values().map(|held| &held.original), &memory);
         Ok(Stopped {
             process,
             threads: std::mem::take(&mut self.stopped).into_values().collect(),

@@ -4,6 +4,7 @@
 //! What is done this way is seen by them at once, so it has to be harmless to whoever runs.
 
 use crate::borrow::Borrow;
+use crate::cut_calls::would_be_cut;
 use crate::error::TraceError;
 use crate::seize::seize_one;
 use crate::stopped::{StopTimes, Stopped};
@@ -104,21 +105,33 @@ fn in_a_borrow<T, E: From<TraceError>>(
     Ok(done.and_then(|done| returned.map(|()| done).map_err(E::from)))
 }
 
+/// How willingly a thread is borrowed, the most first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Willing {
+    /// It waits, and misses nothing.
+    Sleeps,
+    Runs,
+    /// Its call would be cut short.
+    InCall,
+}
+
 /// Threads that can be expected to stop soon, sleeping ones first: they miss the least.
 fn candidates(pid: i32) -> Result<Vec<i32>, TraceError> {
-    let mut found: Vec<(bool, i32)> = Vec::new();
+    let mut found: Vec<(Willing, i32)> = Vec::new();
     for thread in procfs::threads(pid)? {
         match procfs::thread_stat(pid, thread.tid) {
             Err(_) => {}
             Ok(stat) if stat.state == ProcessState::Uninterruptible || stat.state.is_ended() => {}
             Ok(stat) if stat.stays_in_kernel() => {}
-            Ok(stat) => found.push((stat.state != ProcessState::Sleeping, thread.tid)),
+            Ok(_) if would_be_cut(pid, thread.tid) => found.push((Willing::InCall, thread.tid)),
+            Ok(stat) if stat.state == ProcessState::Sleeping => found.push((Willing::Sleeps, thread.tid)),
+            Ok(_) => found.push((Willing::Runs, thread.tid)),
         }
     }
     if found.is_empty() {
         // All of them wait in the kernel, perhaps for a moment only.
-        found.extend(procfs::threads(pid)?.into_iter().map(|thread| (true, thread.tid)));
+        found.extend(procfs::threads(pid)?.into_iter().map(|thread| (Willing::Runs, thread.tid)));
     }
-    found.sort_by_key(|(runs, _)| *runs);
+    found.sort();
     Ok(found.into_iter().take(MOST_TRIES).map(|(_, tid)| tid).collect())
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::Target;
-use restitch_tracee::{StopOptions, Stopped, TraceError};
+use restitch_tracee::{StopOptions, Stopped, TraceError, cut_calls};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -51,6 +51,40 @@ fn waiting_threads_see_no_eintr() {
         }
         std::thread::sleep(Duration::from_micros(round * 37 % 6000));
     }
+    target.assert_ok();
+}
+
+/// What a call had moved by the time of a stop is all that it gives. Moments without such calls are waited
+/// for, and each that is cut all the same is counted.
+#[test]
+fn calls_that_move_bytes_are_seldom_cut_short_and_then_counted() {
+    let Some(target) = Target::start("cutting", &[]) else { return };
+    let before = cut_calls();
+    const STOPS: usize = 20;
+    for round in 0..STOPS as u64 {
+        Stopped::seize_all(target.pid()).unwrap().resume();
+        std::thread::sleep(Duration::from_millis(30 + round * 7));
+    }
+    let counted = cut_calls() - before;
+    let said = target.end();
+    let seen: usize = said.split(' ').next().unwrap().parse().unwrap();
+    assert!(seen <= counted, "{seen} were cut, {counted} counted");
+    assert!(seen * 2 <= STOPS, "{seen} of {STOPS} stops cut a call");
+}
+
+/// One that does not come to an end does not keep anybody waiting for long.
+#[test]
+fn calls_that_wait_for_ever_are_cut_and_counted() {
+    let Some(target) = Target::start("cutting", &["stuck"]) else { return };
+    let writer = || {
+        let threads = restitch_procfs::threads(target.pid()).unwrap();
+        let call = |tid: i32| std::fs::read_to_string(format!("/proc/{tid}/task/{tid}/syscall"));
+        threads.iter().any(|thread| call(thread.tid).is_ok_and(|call| call.starts_with("1 "))).then_some(())
+    };
+    restitch_testkit::wait_until(PATIENCE, writer).expect("it writes");
+    let before = cut_calls();
+    Stopped::seize_all(target.pid()).unwrap().resume();
+    assert!(cut_calls() > before, "the call was cut");
     target.assert_ok();
 }
 

@@ -28,8 +28,8 @@ pub use show::{ModuleFacts, ProfileFacts, show_profile};
 use crate::error::PipelineError;
 use counts::counts;
 use loaded::Content;
-use restitch_profile::{ProfileFile, merge_profiles};
-use std::path::PathBuf;
+use restitch_profile::{MergeError, ProfileFile, merge_profiles};
+use std::path::{Path, PathBuf};
 
 /// What was done, for people.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -78,11 +78,18 @@ pub fn merge_profile_files(
         let loaded = load(input, &mut code)?;
         files.push(counts(&loaded, &mut code, &mut notes)?);
     }
-    let merged = merge_profiles(&files, weights)
-        .map_err(|e| PipelineError::BadFile { path: inputs[0].path.clone(), why: e.into() })?;
+    let merged = merge_profiles(&files, weights).map_err(|error| unmerged(error, &inputs[0].path))?;
     let mut loaded = Loaded::of_counts(merged, &output.path);
     loaded.notes = notes;
     save(&loaded, &mut code, output)
+}
+
+/// Weights are of the command line, the rest of the files.
+fn unmerged(error: MergeError, first: &Path) -> PipelineError {
+    match error {
+        MergeError::Number { .. } | MergeError::Weight { .. } => PipelineError::Usage(error.to_string()),
+        _ => PipelineError::BadFile { path: first.into(), why: error.into() },
+    }
 }
 
 /// Writes counts that were just recorded. A file name that tells no format gets restitch's own.

@@ -78,7 +78,12 @@ impl Target {
     }
 
     /// Closes its input, waits for its end and asserts that it found everything in order.
-    pub fn assert_ok(mut self) {
+    pub fn assert_ok(self) {
+        self.end();
+    }
+
+    /// The same; what it said.
+    pub fn end(mut self) -> String {
         drop(self.input.take());
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).expect("readable");
@@ -87,6 +92,7 @@ impl Target {
             status.success() && rest.lines().last().is_some_and(|l| l.starts_with("ok")),
             "{status}: {rest}"
         );
+        rest
     }
 }
 
