@@ -7,8 +7,11 @@
 //! Calls of which it is not known where they go are treated so where the address of such code is taken
 //! anywhere in the module.
 //!
-//! Limits: such code of other modules is known by name only ([`crate::exports_that_look`] finds the names),
-//! and not where it is called through a pointer or by who jumps to a pointer.
+//! Such code of other modules is known by name only ([`crate::exports_that_look`] finds the names). Pointers
+//! to it that the loader sets (`static void *(*look_up)() = dlsym;`) are known as well: in functions that read
+//! one, calls of which it is not known where they go are treated so.
+//!
+//! Limits: pointers that the program sets itself, or hands on to functions that call them.
 //!
 //! [`BlockAttrs::PINNED`]: crate::BlockAttrs::PINNED
 //! [`Movability::ReturnsElsewhere`]: crate::Movability::ReturnsElsewhere
@@ -111,13 +114,16 @@ struct Callees {
     /// The worst of what a call through a register may go to: code whose address something of the module
     /// holds.
     unnamed: Looks,
+    /// Spans of functions that read pointers to such code of others.
+    holders: BTreeSet<usize>,
 }
 
 impl Callees {
     /// `entries`: what other modules may call, if it is asked for that alone.
     fn of(code: Code<'_>, entries: &[Svma]) -> Self {
         let (image, sweep) = (code.image, code.sweep);
-        let mut callees = Self { known: Known::new(sweep.text), unnamed: Looks::No };
+        let mut callees =
+            Self { known: Known::new(sweep.text), unnamed: Looks::No, holders: BTreeSet::new() };
         let called = Called::of(sweep, entries);
         // Nobody calls the program's first instruction: what lies on its stack are arguments.
         for span in sweep.spans.iter().filter(|s| s.range.start != image.entry()) {
@@ -130,8 +136,9 @@ impl Callees {
         let leaving = leaving(code);
         callees.spread(code, &leaving, true);
         // Pointers to what others define are everywhere (a table with `dlsym` in it), and it only asks who
-        // calls.
+        // calls: functions that read one may call it, others are not taken to.
         named(code).for_each(|at| callees.known.note(at, Looks::Reads));
+        callees.holders = holders(code);
         callees.spread(code, &leaving, false);
         callees
     }
@@ -171,6 +178,9 @@ impl Callees {
             kind if kind == indirect => match code.sweep.named_by(at) {
                 Some(slot) if self.unnamed == Looks::No || is_linked(code.image, slot) => known(slot),
                 _ if code.tables.binary_search_by_key(&at, |t| t.jump_at).is_ok() => Looks::No,
+                _ if code.sweep.span_at(at).is_some_and(|span| self.holders.contains(&span)) => {
+                    self.unnamed.max(Looks::Reads)
+                }
                 _ => self.unnamed,
             },
             kind if kind == direct => code.sweep.target_of(at).map_or(Looks::No, known),
@@ -251,11 +261,35 @@ fn leaving(code: Code<'_>) -> Vec<Leaving<'_>> {
 
 /// What may be addresses in the data of a program that is not relocated.
 fn words_of_data(image: &Image) -> impl Iterator<Item = Svma> {
+    placed_words_of_data(image).map(|(_, word)| word)
+}
+
+/// The same, each with its place.
+fn placed_words_of_data(image: &Image) -> impl Iterator<Item = (Svma, Svma)> {
     let fixed = image.kind() == ImageKind::Executable;
     let data = image.segments().iter().filter(move |s| fixed && !s.executable);
-    let bytes = data.filter_map(|s| image.read(s.range.start, s.file_len as usize));
-    let words = bytes.flat_map(|bytes| bytes.chunks_exact(8));
-    words.map(|word| Svma::new(u64::from_le_bytes(word.try_into().expect("8 bytes"))))
+    let bytes = data.filter_map(|s| Some((s.range.start, image.read(s.range.start, s.file_len as usize)?)));
+    let words = bytes.flat_map(|(start, bytes)| {
+        bytes.chunks_exact(8).enumerate().map(move |(i, word)| (start + 8 * i as u64, word))
+    });
+    words.map(|(at, word)| (at, Svma::new(u64::from_le_bytes(word.try_into().expect("8 bytes")))))
+}
+
+/// Spans of functions an instruction of which names such code of others, or where a pointer to it lies, other
+/// than to go there.
+fn holders(code: Code<'_>) -> BTreeSet<usize> {
+    let sweep = code.sweep;
+    let mut places: BTreeSet<Svma> = named(code).collect();
+    let pointers = placed_words_of_data(code.image).filter(|(_, to)| places.contains(to));
+    let pointers: Vec<Svma> = pointers.map(|(at, _)| at).collect();
+    places.extend(pointers);
+    let in_text = sweep.named.iter().map(|named| (named.at, named.to));
+    let naming = in_text.chain(sweep.data_named.iter().copied()).filter(|(_, to)| places.contains(to));
+    let goes_there = |at: Svma| {
+        let kind = sweep.mini_at(at).map(|i| &sweep.minis[i].kind);
+        matches!(kind, Some(Kind::IndirectCall | Kind::IndirectJump))
+    };
+    naming.filter(|(at, _)| !goes_there(*at)).filter_map(|(at, _)| sweep.span_at(at)).collect()
 }
 
 /// Whether the loader says what the slot at `at` holds.
