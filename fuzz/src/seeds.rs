@@ -40,7 +40,10 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
             let about = bolt_yaml::About { file: "a.out", build_id: Some("0123") };
             bolt_yaml::write(&about, &s.program, &s.profile, &s.names, &s.blocks)
         })],
-        "autofdo" => vec![foreign(|s, _| autofdo::write(&s.program, &s.profile, &s.names))],
+        "autofdo" => vec![
+            foreign(|s, _| autofdo::write(&s.program, &s.profile, &s.names)),
+            b"main:184019:0\n 4: 534\n".to_vec(),
+        ],
         "orders" => {
             vec![b"main\n_ZN1aC2Ev/2\n# a comment\n".to_vec(), b"!main/other\n!!0 2 1\n!!3\n!f\n".to_vec()]
         }

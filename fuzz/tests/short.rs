@@ -3,6 +3,7 @@
 
 use restitch_fuzz::{TARGETS, havoc::damage, seeds::seeds};
 use restitch_profile::testing::Random;
+use restitch_profile_formats::Format;
 use std::panic::catch_unwind;
 use std::time::{Duration, Instant};
 
@@ -34,5 +35,18 @@ fn cargo_fuzz_knows_every_target() {
     let manifest = include_str!("../Cargo.toml");
     for (name, _) in TARGETS {
         assert!(manifest.contains(&format!("fuzz_targets/{name}.rs")), "{name} is missing in Cargo.toml");
+        let path = format!("{}/fuzz_targets/{name}.rs", env!("CARGO_MANIFEST_DIR"));
+        let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert!(source.contains(&format!("::{name}(data)")), "{path} calls something else");
+    }
+}
+
+/// Formats are known by their first bytes; the target of the own store puts these on what it is given.
+#[test]
+fn each_profile_format_has_a_target() {
+    let seeds: Vec<Vec<u8>> = TARGETS.iter().flat_map(|(name, _)| seeds(name)).collect();
+    for format in Format::ALL.into_iter().filter(|format| *format != Format::Store) {
+        let is_read = seeds.iter().any(|seed| Format::detect(seed) == Ok(format));
+        assert!(is_read, "no target has a seed that is {format}");
     }
 }

@@ -142,3 +142,21 @@ pub struct Output {
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The endings stand in the help text; what they mean, in the library.
+    #[test]
+    fn help_of_the_output_has_an_ending_of_each_format() {
+        let command = Output::augment_args(clap::Command::new("restitch"));
+        let output =
+            command.get_arguments().find(|argument| argument.get_id() == "output").expect("declared");
+        let help = output.get_help().expect("documented").to_string();
+        let endings = help.split(['(', ' ', ')']).filter(|word| word.starts_with('.') && word.len() > 1);
+        let named = |ending| Format::of_file_name(&format!("x{ending}")).expect("it tells the format");
+        assert_eq!(endings.map(named).collect::<BTreeSet<_>>(), BTreeSet::from(Format::ALL), "{help}");
+    }
+}

@@ -4,6 +4,7 @@ mod common;
 
 use common::{PATIENCE, Restitch, code, expect_message, finish};
 use restitch_report::Comparison;
+use restitch_session::profiles::Format;
 use restitch_testkit::{
     SUCCESS, TempDir, compile, program, require, run, scratch, skip, skip_unsupported, strip,
 };
@@ -66,11 +67,12 @@ fn bolt(tool: &str) -> Option<PathBuf> {
 #[test]
 fn counts_survive_every_format_that_holds_them() {
     let recorded = require!(Recorded::new("switch.c", &["-O2"]), "gcc");
-    for name in
-        ["a.fdata", "a.pa", "a.yaml", "a.perf.data", "a.no_lbr.fdata", "a.afdo", "a.order", "a.restitch"]
-    {
-        recorded.convert("profile", name);
-    }
+    let names =
+        ["a.fdata", "a.pa", "a.yaml", "a.perf.data", "a.no_lbr.fdata", "a.afdo", "a.order", "a.restitch"];
+    names.iter().for_each(|name| recorded.convert("profile", name));
+    let is_written = |format: &Format| names.iter().any(|name| Format::of_file_name(name) == Some(*format));
+    let others: Vec<Format> = Format::ALL.into_iter().filter(|format| !is_written(format)).collect();
+    assert_eq!(others, [Format::PropellerClusters], "only this one asks for a map of blocks in the program");
     let edges = |name| recorded.compare(&["profile", name]).edge_overlap[0][1];
     assert!(edges("a.restitch") > 0.999_999);
     assert!(edges("a.pa") > 0.999_999);

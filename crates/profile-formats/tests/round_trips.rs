@@ -8,7 +8,7 @@ use restitch_profile_formats::{
     BoltBlocks, Format, Names, Records, autofdo, bolt_yaml, fdata, order, preaggregated, propeller,
 };
 use restitch_program::{BlockId, Program};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 fn names_of(program: &Program) -> Names {
@@ -179,8 +179,13 @@ fn damaged_files_never_panic() {
         fdata::write_no_lbr(&samples, "cycles", &program, &names),
         bolt_yaml::write(&about, &program, &profile, &names, &blocks),
         autofdo::write(&program, &profile, &names),
+        "main:184019:0\n 4: 534\n".into(),
         "v1\nf main\nc0 1 2\nf foo\nc3\n!bar/baz\n!!0 1\n".into(),
+        order::write(["main", "_ZN3fooEv"]),
     ];
+    let found: BTreeSet<Format> = texts.iter().flat_map(|text| Format::detect(text.as_bytes())).collect();
+    let others: Vec<Format> = Format::ALL.into_iter().filter(|format| !found.contains(format)).collect();
+    assert_eq!(others, [Format::Store, Format::PerfData], "only these are no text");
     let mut random = Random::new(5);
     let until = Instant::now() + Duration::from_millis(1500);
     let mut rounds = 0;
