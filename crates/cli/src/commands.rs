@@ -35,8 +35,11 @@ pub fn run(args: Args) -> Result<i32, SessionError> {
     let asked = AskedToEnd::begin();
     AskedToEnd::answer("restitch: it is ending already, as soon as the step that it is at is done");
     // The kernel needs none: it leads calls back by itself.
-    let keeper = changes_processes.then(Keeper::start);
+    let mut keeper = changes_processes.then(Keeper::start);
     let done = or_interrupted(run_command_line(args));
+    if let (Some(keeper), Err(SessionError::NotGivenBack { .. })) = (&mut keeper, &done) {
+        keeper.goes_on();
+    }
     drop(keeper);
     // What was asked for is done, but whoever has asked it to end is to see that it heard.
     match (done, asked.end()) {
@@ -349,10 +352,8 @@ fn print_versions(p: &ProcessStatus) {
         p.gdb.iter().for_each(|command| print!("    {}\n", visible_line(command)));
     }
     if p.left_counting {
-        println!(
-            "  left in a counting version (restitch was killed, or could not take it out):\n  `restitch revert {0}` or `restitch attach {0}`",
-            p.pid
-        );
+        println!("  left in a counting version (restitch was killed, or could not take it out):");
+        println!("  `restitch revert {0}` or `restitch attach {0}`", p.pid);
     }
 }
 

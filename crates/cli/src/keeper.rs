@@ -2,7 +2,8 @@
 //!
 //! It is this program again, started before anything is changed, in a process group of its own so that what
 //! the terminal sends does not end it. It reads from a pipe whose other end only the working one has: a byte
-//! means that all is well; the pipe's end without one, that the other has died.
+//! means that all is well; the pipe's end without one, that the other has died, or could not give a process
+//! its original code back (somebody has frozen it, or traces it): it is tried again for a while.
 
 use restitch_session::{AskedToEnd, ExitCode, GivenBack, SessionError, await_end, give_back_abandoned};
 use std::io::{Read, Write};
@@ -38,6 +39,16 @@ impl Keeper {
     }
 }
 
+impl Keeper {
+    /// All is not well: it tries for a while what this program could not do.
+    pub fn goes_on(&mut self) {
+        if let Some(mut keeper) = self.0.take() {
+            drop(keeper.stdin.take());
+            eprintln!("restitch: a second process goes on trying for {} seconds", PATIENCE.as_secs());
+        }
+    }
+}
+
 impl Drop for Keeper {
     fn drop(&mut self) {
         if let Some(mut keeper) = self.0.take() {
@@ -69,12 +80,12 @@ pub fn keep(working: i32) -> Result<i32, SessionError> {
             match what {
                 GivenBack::Failed(error) if is_last => {
                     eprintln!(
-                        "restitch: process {pid} was left in the middle of a restitch that was killed: {error}"
+                        "restitch: process {pid} was left in the middle of a restitch that has ended: {error}"
                     );
                 }
                 GivenBack::Failed(_) | GivenBack::NothingThere => {}
                 GivenBack::Done(_) => {
-                    eprintln!("restitch: restitch was killed; process {pid} has its original code again");
+                    eprintln!("restitch: restitch has ended; process {pid} has its original code again");
                 }
             }
         }

@@ -104,7 +104,7 @@ fn write(mut stream: impl Write + AsFd, text: &str) -> std::io::Result<()> {
 
 /// Writes why this program has panicked, which may name anything, where the standard library would.
 pub(crate) fn panicked(info: &PanicHookInfo<'_>) {
-    eprintln!("restitch: {info}");
+    eprintln!("restitch: {}", info.to_string().replace('\n', " "));
     let trace = Backtrace::capture();
     if trace.status() == BacktraceStatus::Captured {
         eprint!("{trace}\n");

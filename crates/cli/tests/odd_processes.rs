@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Restitch, Target, code, expect_message, stoppable};
-use restitch_testkit::{program, require, scratch, skipped, unsupported};
+use common::{PATIENCE, Restitch, Target, code, expect_message, look, stoppable};
+use restitch_testkit::{Guarded, program, require, scratch, skipped, unsupported, wait_until};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const FLAGS: [&str; 2] = ["-O2", "-pthread"];
@@ -177,6 +178,38 @@ fn a_frozen_process_is_said_to_be_frozen_and_left_alone() {
         target.assert_goes_back(&restitch);
         target.stop();
     }
+}
+
+/// A session that cannot give a process its original code back ends, and says so; a second process goes on
+/// trying, so that what is frozen for a moment does not count for ever.
+#[test]
+fn a_process_that_is_frozen_while_it_counts_gets_its_code_back_when_it_thaws() {
+    let built = require!(stoppable("odd.c", &FLAGS), "a C compiler");
+    let groups = freezers();
+    let Some(group) = groups.first() else { return skipped("no control group can be made here (not root?)") };
+    let (restitch, mut target) = (Restitch::new(), Target::start(&built));
+    let pid = target.pid();
+    std::fs::write(group.folder.join("cgroup.procs"), pid.to_string()).expect("it may be moved");
+    let mut command = restitch.command(&["attach", &pid.to_string(), "--duration", "9", "--measure", "0"]);
+    let notes = restitch.state().join("notes");
+    command.stdout(Stdio::null()).stderr(std::fs::File::create(&notes).expect("our own"));
+    let mut attaching = Guarded::spawn(&mut command).expect("started");
+    let counts = || look::ours(pid).iter().any(|line| line.name.contains("restitch-counters"));
+    assert!(wait_until(PATIENCE, || counts().then_some(())).is_some(), "it does not count");
+    // (They are mapped a moment before it goes over to them.)
+    assert!(wait_until(PATIENCE, || (!look::differences(pid).is_empty()).then_some(())).is_some());
+    group.set(group.freeze.1);
+    let ended = attaching.wait_within(PATIENCE).expect("it ends");
+    let said = std::fs::read_to_string(&notes).expect("written");
+    assert_eq!(ended.code(), Some(code::FAILURE), "{said}");
+    assert!(said.contains("is frozen") && said.contains("goes on trying"), "{said}");
+    group.set(group.thaw);
+    let given_back = || look::differences(pid).is_empty().then_some(());
+    assert!(wait_until(PATIENCE, given_back).is_some(), "{:?}\n{said}", look::differences(pid));
+    target.assert_computing("after it was thawed");
+    restitch.revert(pid);
+    target.assert_untouched("after revert");
+    target.stop();
 }
 
 /// Whatever a process has forbidden itself: it is moved and given back, or left alone with a reason.

@@ -174,8 +174,8 @@ fn hooks_of_functions_are_told_original_places() {
     }
 }
 
-/// Libraries whose functions look at who called them: by a jump to `dlsym`, by themselves, and by a jump to
-/// what the other library does.
+/// Libraries whose functions look at who called them: by a jump to `dlsym`, by themselves, by a jump to what the
+/// other library does, and through pointers to `dlsym` that the loader has set.
 const ASKED: &str = "
 const void *asked(void) { return __builtin_return_address(0); }
 ";
@@ -184,12 +184,17 @@ const ASKING: &str = "
 const void *asked(void);
 void *next_of(const char *name) { return dlsym(RTLD_NEXT, name); }
 const void *handed_on(void) { return asked(); }
+static void *(*volatile look_up)(void *, const char *) = dlsym;
+void *next_by_pointer(const char *name) { return look_up(RTLD_NEXT, name); }
+int has_next_by_pointer(const char *name) { return look_up(RTLD_NEXT, name) != 0; }
 ";
 const CALLER: &str = r#"
 #include "check.h"
 #include <dlfcn.h>
 const void *asked(void), *handed_on(void);
-void *next_of(const char *name);
+void *next_of(const char *name), *next_by_pointer(const char *name);
+int has_next_by_pointer(const char *name);
+static void *(*volatile look_up)(void *, const char *) = dlsym;
 NOINLINE static uint32_t step(uint32_t x, uint32_t i) { return x % 3 == 0 ? x * 5 + i : x + (x >> 3) + 1; }
 static int is_ours(const void *place) {
     Dl_info at, own;
@@ -204,6 +209,9 @@ static void one_round(unsigned round) {
             CHECK(is_ours(asked()));
             CHECK(is_ours(handed_on()));
             CHECK(next_of("malloc") != NULL);
+            CHECK(look_up(RTLD_NEXT, "malloc") != NULL);
+            CHECK(next_by_pointer("malloc") != NULL);
+            CHECK(has_next_by_pointer("malloc"));
         }
     }
 }
