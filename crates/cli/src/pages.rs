@@ -28,7 +28,7 @@ const CACHING: &[&str] =
 const VARIABLES: &[Outside] = &[
     Outside {
         name: "RESTITCH_STATE_DIR",
-        meaning: "The folder of undo journals and of the code that processes have mapped. It has to be on a file system that is not mounted noexec, and the same for all commands that concern a process.",
+        meaning: "The folder of undo journals and of the code that processes have mapped. It has to be the same for all commands that concern a process.",
         commands: CHANGING,
     },
     Outside { name: "RESTITCH_CACHE_DIR", meaning: "The cache of `batch`.", commands: CACHING },

@@ -174,8 +174,8 @@ fn hooks_of_functions_are_told_original_places() {
     }
 }
 
-/// Libraries whose functions look at who called them: by a jump to `dlsym`, by themselves, by a jump to what the
-/// other library does, and through pointers to `dlsym` that the loader has set.
+/// Libraries whose functions look at who called them: by a jump to `dlsym`, by themselves, by a jump to what
+/// the other library does, and through pointers to `dlsym` that the loader has set.
 const ASKED: &str = "
 const void *asked(void) { return __builtin_return_address(0); }
 ";

@@ -8,8 +8,8 @@
 //! anywhere in the module.
 //!
 //! Such code of other modules is known by name only ([`crate::exports_that_look`] finds the names). Pointers
-//! to it that the loader sets (`static void *(*look_up)() = dlsym;`) are known as well: in functions that read
-//! one, calls of which it is not known where they go are treated so.
+//! to it that the loader sets (`static void *(*look_up)() = dlsym;`) are known as well: in functions that
+//! read one, calls of which it is not known where they go are treated so.
 //!
 //! Limits: pointers that the program sets itself, or hands on to functions that call them.
 //!

@@ -3,8 +3,8 @@
 //! **Problem.** A call that moves many bytes and waits in between (a write of more than a pipe has room for,
 //! `recv` with `MSG_WAITALL`) gives what it has moved so far when its thread is interrupted, as after SIGSTOP
 //! or under a debugger; without a signal handler it never would (pipe(7), recv(2)). A program that counts on
-//! that loses the rest. Nothing lets such a call go on: called again with the rest, it would return the rest's
-//! length.
+//! that loses the rest. Nothing lets such a call go on: called again with the rest, it would return the
+//! rest's length.
 //!
 //! **Idea.** Before the threads of a process are interrupted it is looked whether one of them waits in such a
 //! call; a moment without is waited for, for a while. What was cut all the same is counted, and told.
@@ -73,8 +73,8 @@ pub(crate) fn would_be_cut(pid: i32, tid: i32) -> bool {
 struct Looks(BTreeMap<i32, Duration>);
 
 impl Looks {
-    /// Whether a thread may be in such a call. The kernel does not say in which call a thread is that runs, or
-    /// could: a writer whose reader has made room is one. Such a one goes back to wait soon.
+    /// Whether a thread may be in such a call. The kernel does not say in which call a thread is that runs,
+    /// or could: a writer whose reader has made room is one. Such a one goes back to wait soon.
     fn may_be_in_one(&mut self, pid: i32, tid: i32) -> bool {
         let Ok(used) = procfs::thread_cpu_time(pid, tid) else { return false };
         match look(pid, tid) {
@@ -203,8 +203,8 @@ fn is_cut(registers: &Registers, memory: &Memory) -> bool {
     moved as i64 > 0 && wanted().is_some_and(|wanted| moved < wanted)
 }
 
-/// Whether descriptor `fd` is that of a pipe, a socket or a terminal, as far as its name says: writes to files
-/// are not interrupted.
+/// Whether descriptor `fd` is that of a pipe, a socket or a terminal, as far as its name says: writes to
+/// files are not interrupted.
 fn is_stream(pid: i32, fd: u64) -> bool {
     let name = std::fs::read_link(format!("/proc/{pid}/fd/{}", fd as u32)).unwrap_or_default();
     let name = name.to_string_lossy();
