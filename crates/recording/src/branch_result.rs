@@ -155,6 +155,7 @@ fn record_end(end: RecordEnd) -> &'static str {
         RecordEnd::Signal => "at a signal",
         RecordEnd::Lost => "at a breakpoint that was not reached",
         RecordEnd::Odd => "at a trap or far transfer",
+        RecordEnd::Costly => "since it had held its thread for long",
         RecordEnd::Gone => "with the thread",
     }
 }

@@ -13,6 +13,14 @@ const PERIODS: (f64, f64) = (50_000.0, 2e9);
 /// How far observation may shorten and lengthen periods.
 const GAINS: (f64, f64) = (0.03, 8.0);
 
+/// For so long a record of `depth` branches may hold its thread: more than twice what it takes on an idle
+/// machine, where a stop takes 9 to 12 us and some branches need none.
+pub(crate) fn longest_record(depth: usize) -> Duration {
+    const LEAST: Duration = Duration::from_millis(10);
+    const EACH_BRANCH: Duration = Duration::from_micros(20);
+    LEAST + EACH_BRANCH * depth as u32
+}
+
 /// Chooses periods.
 #[derive(Debug)]
 pub(crate) struct Pace {

@@ -57,6 +57,9 @@ pub enum RecordEnd {
     Lost,
     /// It is not known how control goes on: a trap, a far transfer.
     Odd,
+    /// It has held its thread for longer than a record of so many branches may: stops take long where others
+    /// have the processors.
+    Costly,
     /// The thread or the process ended, or executed another program.
     Gone,
 }

@@ -4,7 +4,7 @@ use crate::code::LiveCode;
 use crate::data::{Data, Pages};
 use crate::error::BranchTraceError;
 use crate::options::{LookAhead, TraceOptions};
-use crate::pace::Pace;
+use crate::pace::{Pace, longest_record};
 use crate::report::{Missed, Record, RecordEnd, Sink, TraceReport};
 use crate::reserve::leaving_some;
 use crate::signal;
@@ -564,6 +564,9 @@ impl<'a> Tracer<'a> {
         }
         if self.in_restartable(thread, registers) {
             return self.finish(thread, *chase, RecordEnd::Restartable);
+        }
+        if chase.cost > longest_record(self.options.depth) {
+            return self.finish(thread, *chase, RecordEnd::Costly);
         }
         chase.expected = state_of(registers);
         self.advance(thread, chase, registers, begun)
