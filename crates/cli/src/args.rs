@@ -318,7 +318,7 @@ pub struct Lab {
     pub rounds: NonZeroUsize,
     /// Also make a file of each layout and run this command with it on this processor, in turns with the
     /// original: user cycles and front-end events by the processor's counters, else processor time. The file
-    /// is run in place of the first word, or wherever `{}` stands.
+    /// is run in place of the first word, which has to be PROGRAM, or wherever `{}` stands.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

@@ -346,7 +346,12 @@ fn the_laboratory_runs_layouts_on_this_processor() {
     // It ends with 42, as always, and so do all of them.
     let finished = lab(&["--rounds", "2", "--", &prog, "--busy", "0.05"]);
     finished.expect(code::DONE);
-    assert!(finished.stdout.contains("on this processor, 2 rounds of"), "{}", finished.stdout);
+    let told = finished.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in
+        ["on this processor, 2 rounds of", "six rounds are the least", "warning: the command ended with 42"]
+    {
+        assert!(told.contains(words), "{words}: {told}");
+    }
     let json = std::fs::read(at("lab.json")).expect("written");
     let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
     let measured = &json["measured"];
@@ -363,7 +368,17 @@ fn the_laboratory_runs_layouts_on_this_processor() {
     let other = lab(&["--rounds", "1", "--", "sh", "-c", "echo $0", "{}"]);
     expect_message(&other, code::FAILURE, &["printed something else", "ph"]);
     let other = lab(&["--rounds", "1", "--", "sh", "-c", "test $0 = $1", "{}", &prog]);
-    expect_message(&other, code::FAILURE, &["it ended with 1, and not with 0"]);
+    expect_message(&other, code::FAILURE, &["with the layout ph it ended with 1, and not with 0"]);
+    let other = lab(&["--rounds", "1", "--", "sh", "-c", "test $0 = $1 || kill -SEGV $$", "{}", &prog]);
+    expect_message(&other, code::FAILURE, &["with the layout ph it ended by signal 11, and not with 0"]);
+    let fallen = lab(&["--rounds", "1", "--", "sh", "-c", "kill -SEGV $$", "{}"]);
+    expect_message(&fallen, code::FAILURE, &["the original ended by signal 11", "ends by itself"]);
+    let count = format!("echo >> {0}; exit $(wc -l < {0})", at("count").display());
+    let changing = lab(&["--rounds", "1", "--", "sh", "-c", &count, "{}"]);
+    expect_message(&changing, code::FAILURE, &["the original ended with 1 and then with 2"]);
+    // The layouts do not take another program's place.
+    let another = lab(&["--rounds", "1", "--", "/bin/echo", "hi"]);
+    expect_message(&another, code::USAGE, &["begins with /bin/echo, which is not", &prog, "put {}"]);
     // What is another output each time by itself says nothing.
     let clock = lab(&["--rounds", "1", "--", "sh", "-c", "date +%N; $0 > /dev/null", "{}"]);
     expect_message(&clock, code::DONE, &["outputs are not compared"]);

@@ -1,6 +1,6 @@
 //! What layouts do on a real processor, beside what the models say.
 
-use restitch_report::{paragraph, table};
+use restitch_report::{counted, paragraph, table};
 use serde::Serialize;
 
 /// What was measured.
@@ -10,6 +10,8 @@ pub struct Measured {
     pub command: String,
     /// How often each layout was run, and the original beside it.
     pub rounds: usize,
+    /// What has to be known of the runs to read the numbers.
+    pub warnings: Vec<String>,
     /// What was counted, in words; the first of them decides.
     pub events: Vec<String>,
     /// The layouts, in the order asked for.
@@ -41,6 +43,9 @@ pub struct Ratio {
     pub confidence: f64,
 }
 
+/// Fewer rounds give no interval that holds the true ratio with a probability of 0.95.
+const LEAST_ROUNDS: usize = 6;
+
 impl Measured {
     /// Finds out how far the models' `costs` of the original, which comes first, and of layouts by name go
     /// with what was measured.
@@ -54,15 +59,26 @@ impl Measured {
 
     /// A table for people, in 80 columns.
     pub(crate) fn to_text(&self) -> String {
+        let is_sure = self.rounds >= LEAST_ROUNDS;
+        let what =
+            if is_sure { "median [interval]" } else { "median; six rounds are the least for an interval" };
         let words = format!(
-            "on this processor, {} rounds of `{}`, each against the original beside it: median [interval]",
-            self.rounds, self.command
+            "on this processor, {} of `{}`, each against the original beside it: {what}",
+            counted(self.rounds as u64, "round"),
+            self.command
         );
         let heads: Vec<&str> = ["layout"].into_iter().chain(self.events.iter().map(String::as_str)).collect();
-        let cell = |r: &Ratio| format!("{:.3} [{:.3}, {:.3}]", r.median, r.low, r.high);
+        let cell = |r: &Ratio| match is_sure {
+            true => format!("{:.3} [{:.3}, {:.3}]", r.median, r.low, r.high),
+            false => format!("{:.3}", r.median),
+        };
         let row = |l: &MeasuredLayout| (l.name.clone(), l.ratios.iter().map(cell).collect());
         let rows: Vec<(String, Vec<String>)> = self.layouts.iter().map(row).collect();
         let mut out = format!("\n{}\n{}", paragraph("", &words), table(&heads, &rows));
+        if !self.warnings.is_empty() {
+            out.push('\n');
+            out.extend(self.warnings.iter().map(|warning| paragraph("warning: ", warning)));
+        }
         if let (Some(r), Some(event)) = (self.correlation, self.events.first()) {
             out +=
                 &format!("\n{}", paragraph("", &format!("cost by the models against {event}: r = {r:.2}")));
@@ -85,7 +101,34 @@ fn pearson(pairs: &[(f64, f64)]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::pearson;
+    use super::*;
+
+    fn measured(rounds: usize, warnings: &[&str]) -> String {
+        let ratio = Ratio { median: 0.9, low: 0.8, high: 0.95, confidence: 0.5 };
+        let measured = Measured {
+            command: "prog x".into(),
+            rounds,
+            warnings: warnings.iter().map(|&warning| warning.into()).collect(),
+            events: vec!["processor time".into()],
+            layouts: vec![MeasuredLayout { name: "ph".into(), ratios: vec![ratio] }],
+            correlation: None,
+        };
+        measured.to_text()
+    }
+
+    #[test]
+    fn fewer_rounds_than_six_have_no_interval() {
+        let (few, enough) = (measured(5, &[]), measured(6, &["it ended with 1"]));
+        assert!(
+            few.contains("six rounds are the least") && few.contains("0.900") && !few.contains('['),
+            "{few}"
+        );
+        assert!(
+            enough.contains("0.900 [0.800, 0.950]") && enough.contains("warning: it ended with 1"),
+            "{enough}"
+        );
+        assert!(!few.contains("warning"), "{few}");
+    }
 
     #[test]
     fn what_rises_and_falls_together_correlates() {

@@ -2,7 +2,7 @@
 //! the real processor.
 
 use crate::lab_options::LabOptions;
-use crate::lab_runs::run_layouts;
+use crate::lab_runs::{check_command, run_layouts};
 use restitch_address::FileOffset;
 use restitch_apply::Why;
 use restitch_lab::{Comparison, Machine, RecordedBranch, Trace, compare};
@@ -30,11 +30,15 @@ pub type LayoutTimes = Vec<(String, f64)>;
 /// Compares layouts by models. Also the seconds that each layout took.
 ///
 /// # Errors
-/// If the program or the profile cannot be read, or do not fit together.
+/// If the program or the profile cannot be read, or do not fit together; or if the command does not run the
+/// program.
 pub fn lab(
     options: &LabOptions,
     watcher: &mut dyn Watcher,
 ) -> Result<(Comparison, LayoutTimes), SessionError> {
+    if let Some(runs) = &options.runs {
+        check_command(&options.program, runs)?;
+    }
     watcher.phase("analysing", None);
     let module = load_movable(&options.program)?;
     let request = ProfileRequest { program: &options.program, profile: &options.profile };

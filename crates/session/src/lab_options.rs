@@ -39,7 +39,7 @@ pub struct LabOptions {
 #[derive(Debug, Clone)]
 pub struct LabRuns {
     /// A command that runs the program. Where a word of it is `{}`, the file to run stands there; else it is
-    /// run in place of the first word, under whose name it is told to run.
+    /// run in place of the first word, which has to name the program, and is told that name.
     pub command: Vec<OsString>,
     /// How often each layout is run.
     pub rounds: usize,

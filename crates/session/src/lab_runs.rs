@@ -4,8 +4,8 @@
 //! **What is compared**: user cycles and other events of the processor's counters where there are any, else
 //! processor time; by medians of the ratios of runs that stand next to each other, since machines drift.
 //!
-//! **What has to be equal**: exit status and standard output, unless the original's own output differs from
-//! run to run, which is said.
+//! **What has to be equal**: how each run ends, which may be by an exit code other than 0, not by a signal;
+//! and standard output, unless the original's own differs from run to run. Both are said.
 
 use crate::files::optimize;
 use crate::lab_options::{LabOptions, LabRuns};
@@ -13,10 +13,10 @@ use restitch_apply::{Why, explained};
 use restitch_lab::{Measured, MeasuredLayout, Ratio};
 use restitch_layout::LayoutChoice;
 use restitch_perf::{CounterEvent, CounterOptions, Counters, Reading, front_end_events};
-use restitch_pipeline::Watcher;
 use restitch_pipeline::large_pages::LargePages;
 use restitch_pipeline::optimize_options::OptimizeOptions;
 use restitch_pipeline::version_options::VersionOptions;
+use restitch_pipeline::{PipelineError, Watcher};
 use restitch_processes::SessionError;
 use restitch_processes::interrupt::heed;
 use restitch_recording::trace_record::{exit_status, launch_holding};
@@ -24,6 +24,8 @@ use restitch_report::stats::median_of_ratios;
 use restitch_tracee::AskedToEnd;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -79,7 +81,12 @@ fn measure(
     let bench = Bench { runs, folder: folder.path(), events: front_end_events() };
     watcher.phase("running the original", None);
     let expected = bench.run(&options.program)?;
-    let repeats = bench.run(&options.program)?.output == expected.output;
+    if let Some(signal) = signal_of(expected.status) {
+        let why = format!("the original ended by signal {signal}; give a command that ends by itself");
+        return Err(failed(why.into()));
+    }
+    let original = || bench.run(&options.program).and_then(|run| bench.ended_as(&expected, run, None));
+    let repeats = original()?.output == expected.output;
     if !repeats {
         watcher.note("the original's own output is another one each time, so outputs are not compared");
     }
@@ -88,19 +95,14 @@ fn measure(
         watcher.phase(&format!("running the layouts, round {} of {}", round + 1, runs.rounds), None);
         for (number, ((name, file), pairs)) in files.iter().zip(&mut pairs).enumerate() {
             let original_first = (round + number) % 2 == 0;
-            let before = original_first.then(|| bench.run(&options.program)).transpose()?;
-            let own = bench.run(file)?;
-            if own.status != expected.status {
-                let (own, usual) = (own.status, expected.status);
-                let why = format!("with the layout {name} it ended with {own}, and not with {usual}");
-                return Err(failed(why.into()));
-            }
+            let before = original_first.then(original).transpose()?;
+            let own = bench.ended_as(&expected, bench.run(file)?, Some(name))?;
             if repeats && own.output != expected.output {
                 let why = format!("with the layout {name} it printed something else than with the original");
                 return Err(failed(why.into()));
             }
-            let original = before.map_or_else(|| bench.run(&options.program), Ok)?;
-            pairs.push((original.counted, own.counted));
+            let beside = before.map_or_else(original, Ok)?;
+            pairs.push((beside.counted, own.counted));
         }
     }
     let mut counted: Vec<CounterEvent> = expected.counted.iter().map(|reading| reading.event).collect();
@@ -117,10 +119,68 @@ fn measure(
     Ok(Measured {
         command: shown(&runs.command),
         rounds: runs.rounds,
+        warnings: warnings(expected.status),
         events: counted.iter().filter_map(name).collect(),
         layouts: layouts.collect(),
         correlation: None,
     })
+}
+
+/// What is to be known of runs that end with `status`, if anything.
+fn warnings(status: i32) -> Vec<String> {
+    let failing = format!(
+        "the command ended with {status} in each run, the original's as well; if that is a failure, these are \
+         the times of failing, and a command that succeeds is to be given"
+    );
+    if status == 0 { Vec::new() } else { vec![failing] }
+}
+
+/// The signal that a status, as shells give it, tells of. (Exit codes that look the same mean the same, by
+/// shells' own use of them.)
+fn signal_of(status: i32) -> Option<i32> {
+    (129..=128 + 31).contains(&status).then_some(status - 128)
+}
+
+/// How a run ended, in words.
+fn ended(status: i32) -> String {
+    signal_of(status).map_or_else(|| format!("with {status}"), |signal| format!("by signal {signal}"))
+}
+
+/// Checks that the command runs the program: its first word names it, or `{}` says where the file stands.
+///
+/// # Errors
+/// If what would be run in place of the first word is not what stands there.
+pub(crate) fn check_command(program: &Path, runs: &LabRuns) -> Result<(), PipelineError> {
+    let Some(first) = runs.command.first().filter(|_| !runs.command.iter().any(|word| word == PLACE)) else {
+        return Ok(());
+    };
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    // A program that is missing is told by whoever opens it.
+    if !program.exists() || file_named(first, &search).is_some_and(|file| is_same(&file, program)) {
+        return Ok(());
+    }
+    let (first, program) = (first.to_string_lossy(), program.display());
+    Err(PipelineError::Usage(format!(
+        "the command begins with {first}, which is not {program}, so the layouts would not be run; begin it with \
+         {program}, or put {PLACE} as a word of its own where the program's file is to stand"
+    )))
+}
+
+/// The file that is executed for a command's first word.
+fn file_named(word: &OsStr, search: &OsStr) -> Option<PathBuf> {
+    if word.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(word));
+    }
+    let is_run = |file: &PathBuf| {
+        std::fs::metadata(file).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    std::env::split_paths(search).map(|folder| folder.join(word)).find(is_run)
+}
+
+/// Whether both paths lead to one file.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let file = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    file(one).is_some_and(|one| file(other) == Some(one))
 }
 
 /// What `optimize` does by default, with this layout.
@@ -189,6 +249,21 @@ impl Bench<'_> {
         let output = std::fs::read(&printed).map_err(unread)?;
         Ok(Run { status, output, counted })
     }
+
+    /// The run, of a layout or the original, if it has ended as the original did at first.
+    fn ended_as(&self, expected: &Run, run: Run, layout: Option<&str>) -> Result<Run, SessionError> {
+        if run.status == expected.status {
+            return Ok(run);
+        }
+        let (own, usual) = (ended(run.status), ended(expected.status));
+        let why = match layout {
+            Some(name) => format!("with the layout {name} it ended {own}, and not {usual}"),
+            None => format!(
+                "the original ended {usual} and then {own}; give a command that ends the same way each time"
+            ),
+        };
+        Err(SessionError::Command { command: shown(&self.runs.command), why: why.into() })
+    }
 }
 
 /// The command, with `file` in its place.
@@ -225,6 +300,42 @@ mod tests {
         assert_eq!(command(&["prog", "x", "y"]), ("/a/file".into(), "x y".into()));
         assert_eq!(command(&["env", "A=1", "{}", "x"]), ("env".into(), "A=1 /a/file x".into()));
         assert_eq!(command(&["{}", "x", "{}"]), ("/a/file".into(), "x /a/file".into()));
+    }
+
+    #[test]
+    fn the_first_word_has_to_be_the_program() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        for name in ["prog", "other"] {
+            std::fs::write(at(name), "").expect("written");
+            std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o755)).expect("set");
+        }
+        std::os::unix::fs::symlink(at("prog"), at("link")).expect("made");
+        let check = |words: &[&OsStr]| {
+            let command = words.iter().map(|word| (*word).to_owned()).collect();
+            check_command(&at("prog"), &LabRuns { command, rounds: 6 })
+        };
+        for program in ["prog", "link"] {
+            assert!(check(&[at(program).as_os_str(), OsStr::new("x")]).is_ok(), "{program}");
+            let found = file_named(OsStr::new(program), folder.path().as_os_str()).expect("it is in PATH");
+            assert!(is_same(&found, &at("prog")), "{program}");
+        }
+        for words in [&["other", "x"][..], &["missing"], &["sh", "-c", "prog {}"]] {
+            let first = if words[0] == "sh" { PathBuf::from("sh") } else { at(words[0]) };
+            let words: Vec<&OsStr> =
+                [first.as_os_str()].into_iter().chain(words[1..].iter().map(OsStr::new)).collect();
+            let refused = check(&words).expect_err("it is another").to_string();
+            assert!(refused.contains("begins with") && refused.contains("put {}"), "{refused}");
+        }
+        assert!(check(&[OsStr::new("sh"), OsStr::new("{}")]).is_ok());
+        assert!(check(&[]).is_ok());
+    }
+
+    #[test]
+    fn ends_are_told_by_signals_and_codes() {
+        assert_eq!((ended(139).as_str(), ended(3).as_str()), ("by signal 11", "with 3"));
+        assert_eq!((ended(255).as_str(), signal_of(128)), ("with 255", None));
+        assert!(warnings(0).is_empty() && warnings(1)[0].contains("ended with 1 in each run"));
     }
 
     #[test]
