@@ -13,6 +13,7 @@ use crate::left_out::LeftOut;
 use crate::module_churn::{ModuleChurn, until_modules_stay};
 use crate::plan::memory_for;
 use crate::status::status_when;
+use restitch_apply_elf::is_restitch_output;
 use restitch_apply_process::{Module, StateDir, SwitchReport, VersionKind};
 use restitch_check::CheckedVersion;
 use restitch_pipeline::imports::adopt_targets;
@@ -289,6 +290,13 @@ fn describe(job: &mut Job<'_>, chosen: &[Chosen], made: &Optimized) {
     job.result.modules = made.reports(chosen, job.options);
     job.timings.end("report");
     job.left_out.tell(&mut job.result);
+    let outputs = chosen.iter().filter(|module| is_restitch_output(&module.analyzed.image).is_some());
+    job.result.warnings.extend(outputs.map(|module| {
+        format!(
+            "{} is an output of restitch, laid out already, so there is little to gain here; attach to the original program, or optimize that again",
+            module.path.display()
+        )
+    }));
 }
 
 /// What is to be said of the switches, and of the versions that are left behind.
