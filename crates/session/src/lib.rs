@@ -77,6 +77,7 @@ pub use restitch_pipeline::{ExitCode, PipelineError, Quiet, Watcher, profiles, s
 pub use restitch_processes::SessionError;
 pub use restitch_processes::interrupt::{heed, or_interrupted};
 pub use restitch_processes::judgement::{Judgement, Window};
+pub use restitch_processes::process_family::cpu_time;
 pub use restitch_processes::process_set::GivenBack;
 pub use restitch_processes::source::{Source, SourceChoice};
 pub use restitch_processes::start::begin_start;
