@@ -62,7 +62,7 @@ fn judged(restitch: &Restitch, target: &Target, script: &Script) -> (Finished, R
 fn a_metric_that_falls_takes_the_layout_back_however_short_the_duration() {
     let Some(mut target) = target() else { return };
     let restitch = Restitch::new();
-    let (finished, result) = judged(&restitch, &target, &Script::new(&target, "by=1"));
+    let (finished, result) = judged(&restitch, &target, &Script::new(&target, "by=200"));
     finished.expect(code::TAKEN_BACK);
     let verdict = result.verdict.expect("it was judged");
     assert!(verdict.samples_before >= 6 && verdict.samples_after >= 3, "{verdict:?}");
@@ -70,6 +70,21 @@ fn a_metric_that_falls_takes_the_layout_back_however_short_the_duration() {
     // Where the process's time can be counted, in cycles or by the task clock, both are told.
     assert!(verdict.metric.contains("per unit of") && result.verdict_beside.is_some(), "{verdict:?}");
     assert_eq!(result.outcome, Outcome::Reverted);
+    assert_eq!(look::differences(target.pid()), []);
+    target.stop();
+}
+
+#[test]
+fn a_metric_that_grows_by_what_its_command_adds_is_not_judged() {
+    let Some(mut target) = target() else { return };
+    let restitch = Restitch::new();
+    let (finished, result) = judged(&restitch, &target, &Script::new(&target, "by=1"));
+    finished.expect(code::TAKEN_BACK);
+    assert_eq!((result.verdict, result.outcome), (None, Outcome::Reverted));
+    let told = result.warnings.join("\n");
+    for words in ["could not be judged by this metric", "it grows in steps", "--measure 30", "taken back"] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
     assert_eq!(look::differences(target.pid()), []);
     target.stop();
 }

@@ -8,10 +8,11 @@
 
 use crate::error::SessionError;
 use crate::interrupt::{heed, pause};
+use crate::judgement::Window;
 use crate::modules::{Analyses, may_be_changed, with_a_share};
 use crate::process_set::ProcessSet;
 use crate::sampling::{IpSamples, Sampling};
-use crate::verdict::{Window, Windows};
+use crate::verdict::Windows;
 use restitch_apply::Why;
 use restitch_image::Image;
 use restitch_pipeline::analysis::{Analyzed, analyze_image_among};
@@ -118,9 +119,11 @@ impl InitialSampling {
     }
 
     /// Whether more measurements before the change are wanted and to be had: windows without a value (no work
-    /// was done in them) count as well, or it would take for ever.
+    /// was done in them) count as well, or it would take for ever. A metric that counts in steps is measured
+    /// as long as after the change.
     fn needs_more(&self, windows: &Windows) -> bool {
-        windows.wants_more_than(BASELINE.saturating_sub(self.before.len()))
+        let missing = BASELINE.saturating_sub(self.before.len());
+        windows.wants_more_than(missing) || windows.wants_more_steps(&self.before)
     }
 
     /// Whether all modules with a share of the samples are analysed, and more samples would hardly show

@@ -11,6 +11,7 @@ mod error;
 pub mod hold;
 pub mod initial_sampling;
 pub mod interrupt;
+pub mod judgement;
 pub mod modules;
 pub mod no_file;
 pub mod process_family;

@@ -173,7 +173,7 @@ fn program_of(pid: i32) -> Result<(Option<FileIdentity>, Family), SessionError> 
 }
 
 /// CPU time of the threads that a process has now; none, if it has ended.
-fn cpu_time(pid: i32) -> Duration {
+pub fn cpu_time(pid: i32) -> Duration {
     let threads = procfs::threads(pid).unwrap_or_default();
     threads.into_iter().filter_map(|thread| procfs::thread_cpu_time(pid, thread.tid).ok()).sum()
 }

@@ -9,12 +9,15 @@
 //! Without a metric, cycles per instruction in user mode where there is a PMU: code layout changes the number
 //! of instructions by the jumps that it saves, a percent or two, so the ratio is close to that of cycles per
 //! unit of work. Without either, nothing that can be read tells faster from busier, and the verdict says so.
+//!
+//! Of a metric that counts [in steps](crate::judgement) totals are compared, or nothing.
 
 use crate::error::SessionError;
 use crate::interrupt::heed;
+use crate::judgement::{Judgement, NO_WORK, Window, is_coarse, judge, judge_work, why_unjudged};
 use restitch_apply::{Why, explained};
 use restitch_perf::{CounterEvent, CounterOptions, Counters};
-use restitch_report::{Better, Helped, Verdict, stats};
+use restitch_report::{Better, stats};
 use restitch_tracee::{AskedToEnd, as_started};
 use std::io::{self, Read};
 use std::process::{Command, ExitStatus, Stdio};
@@ -127,29 +130,13 @@ enum Meter {
 const NO_COUNTER: &str = "this machine has no cycle counter; give --metric COMMAND, which prints the work done so far (requests, transactions)";
 const UNASKED: &str = "nothing is to be measured (--measure 0)";
 
-/// What one window has given.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Window {
-    /// Work per second, or cycles per instruction.
-    value: f64,
-    /// What a unit of work has cost; not finite where that is not known.
-    cost: f64,
-}
-
-/// What was found out.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Judgement {
-    /// What decides.
-    pub verdict: Verdict,
-    /// What was measured beside it.
-    pub beside: Option<Verdict>,
-}
-
 /// Measurements in windows.
 #[derive(Debug)]
 pub struct Windows {
     meter: Meter,
     length: Duration,
+    /// How long is measured; before the change no longer than that.
+    duration: Duration,
     last: Option<(Instant, (f64, f64))>,
     values: Vec<Window>,
     /// Windows that have ended since the start, with a value or without.
@@ -158,8 +145,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Windows of `length` on the processes `pids`.
-    pub fn new(metric: Option<Metric>, pids: &[i32], length: Duration) -> Self {
+    /// Windows of `length` on the processes `pids`, of which `duration` is to be measured.
+    pub fn new(metric: Option<Metric>, pids: &[i32], length: Duration, duration: Duration) -> Self {
         let meter = match metric {
             // Where there are no cycles the task clock is counted.
             Some(metric) => Meter::Metric(
@@ -174,7 +161,7 @@ impl Windows {
                 }
             }
         };
-        Self::with(meter, length)
+        Self { duration, ..Self::with(meter, length) }
     }
 
     /// Nobody wants to know.
@@ -183,7 +170,8 @@ impl Windows {
     }
 
     fn with(meter: Meter, length: Duration) -> Self {
-        Self { meter, length, last: None, values: Vec::new(), ended: 0, error: None }
+        let duration = Duration::ZERO;
+        Self { meter, length, duration, last: None, values: Vec::new(), ended: 0, error: None }
     }
 
     /// Starts the first window now.
@@ -212,10 +200,10 @@ impl Windows {
         self.ended += 1;
         let (first, second) = (now.0 - before.0, now.1 - before.1);
         let window = match self.meter {
-            Meter::Metric(..) => Window { value: first / seconds, cost: second / first },
-            _ => Window { value: first / second, cost: f64::NAN },
+            Meter::Metric(..) => Window { work: first, base: seconds, spent: second },
+            _ => Window { work: first, base: second, spent: f64::NAN },
         };
-        if window.value.is_finite() {
+        if window.value().is_finite() {
             self.values.push(window);
         }
     }
@@ -257,6 +245,16 @@ impl Windows {
         self.last.is_some() && self.ended < enough
     }
 
+    /// Whether there will be more windows, and those so far and `earlier` ones show a metric that counts in
+    /// steps, of which there can hardly be enough.
+    pub fn wants_more_steps(&self, earlier: &[Window]) -> bool {
+        let so_far = self.length * (self.ended + earlier.len()) as u32;
+        let is_metric = matches!(self.meter, Meter::Metric(..));
+        is_metric && self.wants_more_than(usize::MAX) && so_far < self.duration && {
+            is_coarse(&[earlier, &self.values].concat())
+        }
+    }
+
     /// The windows' values so far; they start anew.
     pub fn take(&mut self) -> Vec<Window> {
         std::mem::take(&mut self.values)
@@ -291,83 +289,45 @@ impl Windows {
         }
         let judged = match &self.meter {
             Meter::Metric(metric, counters) => {
+                if let Some(why) = why_unjudged(before, after) {
+                    return Err(self.unjudged(&why));
+                }
                 judge_work(&metric.command, counters.as_ref().map(Counters::events), before, after)
             }
-            _ => judge("user cycles per instruction", "cycles", Better::Lower, |w| w.value, before, after)
+            _ => judge("user cycles per instruction", "cycles", Better::Lower, Window::value, before, after)
                 .map(|verdict| Judgement { verdict, beside: None }),
         };
-        judged.ok_or_else(|| "no verdict: no work was done while measuring".into())
+        judged.ok_or_else(|| format!("no verdict: {NO_WORK}"))
     }
-}
 
-/// The verdict on one of the values of windows, if enough of them have it.
-fn judge(
-    metric: &str,
-    unit: &str,
-    better: Better,
-    what: fn(&Window) -> f64,
-    before: &[Window],
-    after: &[Window],
-) -> Option<Verdict> {
-    let values = |windows: &[Window]| windows.iter().map(what).filter(|v| v.is_finite()).collect::<Vec<_>>();
-    let (before, after) = (values(before), values(after));
-    let enough = before.len().min(after.len()) >= stats::LEAST;
-    enough.then(|| stats::verdict(metric, unit, better, &before, &after)).flatten()
-}
-
-/// The verdict on windows of a metric; `counted` is what was counted as cost, if anything.
-fn judge_work(
-    metric: &str,
-    counted: Option<&[CounterEvent]>,
-    before: &[Window],
-    after: &[Window],
-) -> Option<Judgement> {
-    let rate = judge(metric, "per second", Better::Higher, |w| w.value, before, after);
-    let cost = counted.and_then(|events| {
-        let (what, unit, scale) = cost_of(events);
-        let name = format!("{what} per unit of {metric}");
-        judge(&name, unit, Better::Lower, |w| w.cost, before, after).map(|v| scaled(v, scale))
-    });
-    decide(rate, cost)
-}
-
-/// What a counter of cost counts, in which unit, and how many of that it counts at a time.
-fn cost_of(events: &[CounterEvent]) -> (&'static str, &'static str, f64) {
-    match events {
-        [CounterEvent::Cycles] => ("user cycles", "cycles", 1.0),
-        _ => ("CPU time", "us", 1e-3),
-    }
-}
-
-/// The verdict in another unit.
-fn scaled(verdict: Verdict, scale: f64) -> Verdict {
-    Verdict { before: verdict.before * scale, after: verdict.after * scale, ..verdict }
-}
-
-/// The cost decides where it shows a difference, the rate where only that does.
-fn decide(rate: Option<Verdict>, cost: Option<Verdict>) -> Option<Judgement> {
-    let shows = |verdict: &Verdict| verdict.helped != Helped::Unclear;
-    match (rate, cost) {
-        (Some(rate), Some(cost)) if shows(&rate) && !shows(&cost) => {
-            Some(Judgement { verdict: rate, beside: Some(cost) })
-        }
-        (rate, Some(cost)) => Some(Judgement { verdict: cost, beside: rate }),
-        (rate, None) => rate.map(|verdict| Judgement { verdict, beside: None }),
+    /// What is said of a metric by which nothing can be said.
+    fn unjudged(&self, why: &str) -> String {
+        let longer = (self.duration.as_secs() * 4).max(30);
+        format!(
+            "no verdict: whether it helped could not be judged by this metric: {why}; measure longer (--measure \
+             {longer}), or give a metric that changes several times a second, by a hundred or more, and that the \
+             command itself does not add to"
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use restitch_report::Helped;
 
     fn metric(command: &str) -> Metric {
         Metric { command: command.into() }
     }
 
+    fn window(work: f64, spent: f64) -> Window {
+        Window { work, base: 1.0, spent }
+    }
+
     /// The judgement on work per second and the CPU time of a unit in nanoseconds, before and after.
     fn judged(before: (f64, f64), after: (f64, f64)) -> Judgement {
         let noise = [1.0, 1.01, 0.99, 1.02, 0.98, 1.005, 0.995, 1.0];
-        let around = |(value, cost): (f64, f64)| noise.map(|n| Window { value: value * n, cost: cost / n });
+        let around = |(value, cost): (f64, f64)| noise.map(|n| window(value * n, value * cost));
         let counted = Some(&[CounterEvent::TaskClock][..]);
         judge_work("requests", counted, &around(before), &around(after)).expect("there is a verdict")
     }
@@ -416,11 +376,37 @@ mod tests {
     #[test]
     fn too_few_measurements_are_no_verdict() {
         let mut windows = Windows::with(Meter::Metric(metric("requests"), None), Duration::ZERO);
-        let some = |n| vec![Window { value: 900.0, cost: f64::NAN }; n];
+        let some = |n| vec![window(900.0, f64::NAN); n];
         let why = windows.verdict(&some(2), &some(15)).expect_err("two are too few");
         assert_eq!(why, "no verdict: too few measurements before (2; it takes 3)");
         let why = windows.verdict(&some(6), &some(1)).expect_err("one is too few");
         assert!(why.contains("too few measurements after (1;"), "{why}");
+    }
+
+    #[test]
+    fn a_metric_of_a_few_units_is_not_judged_and_says_what_would_be() {
+        let mut windows = Windows::with(Meter::Metric(metric("requests"), None), Duration::ZERO);
+        let of = |work: &[f64]| work.iter().map(|work| window(*work, f64::NAN)).collect::<Vec<_>>();
+        for (before, after, why) in [
+            (&[1.0; 6][..], &[3.0; 12][..], "it grows in steps"),
+            (&[1.0, 1.0, 900.0, 1.0, 1.0, 1.0], &[900.0; 12], "in 1 of 6 windows before and 12 of 12 after"),
+            (&[1.0; 16], &[1.0; 16], "it mostly grows by 1 each time that it is read"),
+            (&[900.0; 6], &[900.0, -8000.0, 900.0], "it became smaller"),
+            (&[0.0; 6], &[0.0; 6], "no work was done"),
+        ] {
+            let told = windows.verdict(&of(before), &of(after)).expect_err(why);
+            assert!(
+                told.contains(why) && told.contains("--measure 30") && told.contains("does not add to"),
+                "{told}"
+            );
+        }
+        windows.duration = Duration::from_secs(1);
+        windows.length = Duration::from_millis(250);
+        windows.last = Some((Instant::now(), (0.0, 0.0)));
+        assert!(
+            windows.wants_more_steps(&of(&[1.0, 1.0, 900.0])) && !windows.wants_more_steps(&of(&[900.0; 3]))
+        );
+        assert!(!windows.wants_more_steps(&of(&[1.0, 1.0, 900.0, 1.0])), "it was measured long enough");
     }
 
     #[test]

@@ -88,16 +88,53 @@ pub fn ratio_of_medians(before: &[f64], after: &[f64], confidence: f64) -> Optio
     let (b, a) = (sorted(before)?, sorted(after)?);
     let ratio = Some(middle(&a) / middle(&b)).filter(|r| r.is_finite())?;
     let mut random = SplitMix(SEED);
-    let mut ratios: Vec<f64> = (0..ROUNDS)
-        .map(|_| resampled_median(&a, &mut random) / resampled_median(&b, &mut random))
-        .filter(|r| r.is_finite())
-        .collect();
+    let ratios =
+        (0..ROUNDS).map(|_| resampled_median(&a, &mut random) / resampled_median(&b, &mut random)).collect();
+    let interval = percentiles(ratios, confidence)?;
+    let confidence = if a.len().min(b.len()) < LEAST { 0.0 } else { confidence };
+    Some((ratio, Interval { confidence, ..interval }))
+}
+
+/// The ratio of the totals' quotients, `after / before`, with its percentile bootstrap interval: for windows
+/// so short that single ones say little. Each pair is what was gained in a window and what it took; windows
+/// are drawn as a whole. Deterministic.
+///
+/// `None` without pairs on a side, if one is not finite, or if a quotient is not.
+pub fn ratio_of_totals(
+    before: &[(f64, f64)],
+    after: &[(f64, f64)],
+    confidence: f64,
+) -> Option<(f64, Interval)> {
+    let is_known = |pairs: &[(f64, f64)]| pairs.iter().all(|pair| pair.0.is_finite() && pair.1.is_finite());
+    if before.is_empty() || after.is_empty() || !is_known(before) || !is_known(after) {
+        return None;
+    }
+    let ratio = quotient(after.iter()) / quotient(before.iter());
+    let mut random = SplitMix(SEED);
+    let mut resampled = |pairs: &[(f64, f64)]| {
+        let n = pairs.len() as u64;
+        quotient((0..n).map(|_| &pairs[(random.next() % n) as usize]))
+    };
+    let ratios = (0..ROUNDS).map(|_| resampled(after) / resampled(before)).collect();
+    let interval = percentiles(ratios, confidence)?;
+    let confidence = if before.len().min(after.len()) < LEAST { 0.0 } else { confidence };
+    Some((ratio, Interval { confidence, ..interval })).filter(|(ratio, _)| ratio.is_finite())
+}
+
+/// The quotient of the sums.
+pub fn quotient<'a>(pairs: impl Iterator<Item = &'a (f64, f64)>) -> f64 {
+    let (gained, took) = pairs.fold((0.0, 0.0), |sum, pair| (sum.0 + pair.0, sum.1 + pair.1));
+    gained / took
+}
+
+/// The interval that holds so large a share of the ratios in its middle; of those that are numbers.
+fn percentiles(mut ratios: Vec<f64>, confidence: f64) -> Option<Interval> {
+    ratios.retain(|ratio| ratio.is_finite());
     ratios.sort_by(f64::total_cmp);
     let last = ratios.len().checked_sub(1)?;
     let tail = (1.0 - confidence) / 2.0;
     let rank = |p: f64| ((p * last as f64).round() as usize).min(last);
-    let confidence = if a.len().min(b.len()) < LEAST { 0.0 } else { confidence };
-    Some((ratio, Interval { low: ratios[rank(tail)], high: ratios[rank(1.0 - tail)], confidence }))
+    Some(Interval { low: ratios[rank(tail)], high: ratios[rank(1.0 - tail)], confidence })
 }
 
 fn resampled_median(sorted: &[f64], random: &mut SplitMix) -> f64 {
@@ -209,6 +246,21 @@ mod tests {
         assert!((ratio - 0.9).abs() < 1e-9 && interval.high < 0.91 && interval.low > 0.89);
         assert_eq!(median_of_ratios(&before, &after[1..], 0.95), None);
         assert_eq!(median_of_ratios(&[0.0], &[1.0], 0.95), None);
+    }
+
+    #[test]
+    fn totals_of_steps_are_compared_with_intervals_that_allow_for_the_steps() {
+        // A thousand units in every fourth window.
+        let steps = |n: usize, by: f64| -> Vec<(f64, f64)> {
+            (0..n).map(|i| (if i % 4 == 0 { by } else { 0.0 }, 0.25)).collect()
+        };
+        let (ratio, interval) = ratio_of_totals(&steps(48, 1000.0), &steps(48, 1100.0), 0.95).unwrap();
+        assert!((ratio - 1.1).abs() < 1e-9 && interval.low < 0.8 && interval.high > 1.5, "{interval:?}");
+        let (_, interval) = ratio_of_totals(&steps(48, 1000.0), &steps(48, 4000.0), 0.95).unwrap();
+        assert!(interval.low > 1.5, "{interval:?}");
+        assert_eq!(ratio_of_totals(&steps(4, 0.0), &steps(4, 1.0), 0.95), None, "nothing before");
+        assert_eq!(ratio_of_totals(&[], &steps(4, 1.0), 0.95), None);
+        assert_eq!(ratio_of_totals(&[(f64::NAN, 1.0)], &steps(4, 1.0), 0.95), None);
     }
 
     #[test]

@@ -33,9 +33,9 @@ pub struct Verdict {
     pub unit: String,
     /// Which way is better.
     pub better: Better,
-    /// Median before.
+    /// Median before; of a metric that counts in steps, the totals' quotient.
     pub before: f64,
-    /// Median after.
+    /// The same after.
     pub after: f64,
     /// After divided by before.
     pub ratio: f64,

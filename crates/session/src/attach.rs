@@ -22,6 +22,7 @@ use restitch_pipeline::{ExitCode, Watcher};
 use restitch_processes::SessionError;
 use restitch_processes::departure::or_departure;
 use restitch_processes::interrupt::heed;
+use restitch_processes::judgement::Window;
 use restitch_processes::modules::Chosen;
 use restitch_processes::process_family::{ProcessFamily, at_work};
 use restitch_processes::process_set::{ProcessSet, refuse_unchangeable};
@@ -29,7 +30,6 @@ use restitch_processes::reclaim::KeptVersion;
 use restitch_processes::refusal::with_what_is_left;
 use restitch_processes::sampling::IpSamples;
 use restitch_processes::unfinished::or_given_back;
-use restitch_processes::verdict::Window;
 use restitch_profile::ProfileFile;
 use restitch_report::{self as report, Outcome, RunResult};
 

@@ -5,9 +5,10 @@ use crate::attach_options::AttachOptions;
 use restitch_apply_process::VersionKind;
 use restitch_pipeline::{ExitCode, signal_name};
 use restitch_processes::SessionError;
+use restitch_processes::judgement::Window;
 use restitch_processes::process_set::ProcessSet;
 use restitch_processes::reclaim::KeptVersion;
-use restitch_processes::verdict::{Window, Windows};
+use restitch_processes::verdict::Windows;
 use restitch_report::{Helped, Outcome};
 use restitch_tracee::AskedToEnd;
 use std::time::Duration;
@@ -20,7 +21,7 @@ pub(crate) fn windows_for(options: &AttachOptions, set: &ProcessSet) -> Result<W
     const LENGTH: Duration = Duration::from_millis(250);
     let windows = match options.measure.is_zero() {
         true => Windows::unasked(),
-        false => Windows::new(options.metric.clone(), &set.pids(), LENGTH),
+        false => Windows::new(options.metric.clone(), &set.pids(), LENGTH, options.measure),
     };
     match windows.why_nothing().filter(|_| options.revert_if_slower && !options.dry_run) {
         Some(why) => Err(SessionError::Unjudged { pid: options.pid, why }),
