@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// A line of `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +76,21 @@ fn read(mem: &File, line: &Line) -> Vec<u8> {
         Ok(()) => bytes,
         Err(_) => Vec::new(),
     }
+}
+
+/// Those of [`differences`] that are there time and again for a moment: what a program writes into its own code
+/// may come and go.
+pub fn differences_that_stay(pid: u32) -> Vec<Difference> {
+    let mut stay = differences(pid);
+    for _ in 0..20 {
+        if stay.is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        let now = differences(pid);
+        stay.retain(|difference| now.contains(difference));
+    }
+    stay
 }
 
 /// Places where the code of process `pid` differs from its files. Bytes behind the end of a file count as

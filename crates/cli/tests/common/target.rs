@@ -147,7 +147,7 @@ impl Target {
     /// Asserts that the process is as it was before restitch came: all read-only bytes, all mappings.
     #[track_caller]
     pub fn assert_untouched(&self, when: &str) {
-        let differences = look::differences(self.pid());
+        let differences = look::differences_that_stay(self.pid());
         assert_eq!(differences, [], "{} {when}: its code is not the file's", self.name);
         assert_eq!(look::ours(self.pid()), [], "{} {when}: versions stay mapped", self.name);
         let before = self.before.as_ref().expect("taken at the start");
