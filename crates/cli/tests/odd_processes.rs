@@ -7,6 +7,7 @@ use common::{PATIENCE, Restitch, Target, code, expect_message, look, stoppable};
 use restitch_testkit::{Guarded, program, require, scratch, skipped, unsupported, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const FLAGS: [&str; 2] = ["-O2", "-pthread"];
@@ -119,7 +120,13 @@ struct Group {
 
 impl Group {
     fn new(hierarchy: &Path, freeze: (&'static str, &'static str), thaw: &'static str) -> Option<Self> {
-        let folder = hierarchy.join(format!("restitch-test-{}", std::process::id()));
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = hierarchy.join(format!("restitch-test-{}-{number}", std::process::id()));
+        // (Where hierarchies of version 1 are mounted, what is above them is an ordinary folder.)
+        if !hierarchy.join("cgroup.procs").exists() {
+            return None;
+        }
         std::fs::create_dir(&folder).ok()?;
         let made = Self { folder, freeze, thaw };
         made.folder.join(freeze.0).exists().then_some(made)
