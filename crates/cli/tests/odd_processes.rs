@@ -4,7 +4,7 @@
 mod common;
 
 use common::{PATIENCE, Restitch, Target, code, expect_message, look, stoppable};
-use restitch_testkit::{Guarded, program, require, scratch, skipped, unsupported, wait_until};
+use restitch_testkit::{Guarded, copy_program, program, require, scratch, skipped, unsupported, wait_until};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -57,7 +57,11 @@ fn children_that_share_the_memory_for_a_moment_do_no_harm() {
 #[test]
 fn children_of_vfork_are_changed_with_their_process() {
     let built = require!(stoppable("odd.c", &FLAGS), "a C compiler");
-    let (restitch, mut target) = (Restitch::new(), Target::start_with(&built, &["--vfork", "400"]));
+    // A copy of its own: other tests run the program, too, and --tree takes all that do.
+    let folder = scratch();
+    let own = folder.path().join("vforks");
+    copy_program(&built, &own).expect("room for a copy");
+    let (restitch, mut target) = (Restitch::new(), Target::start_with(&own, &["--vfork", "400"]));
     restitch.attach(target.pid(), &[]).expect(code::DONE);
     for more in [&[][..], &["--tree"]] {
         let pid = target.pid().to_string();

@@ -133,7 +133,7 @@ fn what_cannot_be_done_says_what_can() {
         &["llvm_bb_addr_map"],
     );
     no(&["convert", "profile", "-o", "b.fdata", "--program", "/bin/true"], code::BAD_INPUT, &["--program"]);
-    no(&["merge", "profile", "--weights", "1,2", "-o", "b.profile"], code::BAD_INPUT, &["2 weights for 1"]);
+    no(&["merge", "profile", "--weights", "1,2", "-o", "b.profile"], code::USAGE, &["2 weights for 1"]);
     no(&["compare", "profile"], code::USAGE, &[]);
     std::fs::write(recorded.at("noise"), "what is this\n").expect("writable");
     no(&["show", "noise"], code::BAD_INPUT, &["profile formats"]);

@@ -13,9 +13,11 @@ use restitch_processes::SessionError;
 use restitch_processes::initial_sampling::Length;
 use restitch_processes::modules::Chosen;
 use restitch_processes::process_set::ProcessSet;
+use restitch_procfs as procfs;
 use restitch_profile::{Counted, CounterPlan, Derived, Vote, Weights, derive};
 use restitch_program::{CallId, FuncId, Program};
 use restitch_tracee::AskedToEnd;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// A counting version of one module.
@@ -169,6 +171,40 @@ impl CountedTime {
     }
 }
 
+/// Whether the processes of a set have run since they count: where others have the processors, hardly anything
+/// is counted, and a layout of what is would be one of chance.
+struct Run {
+    /// Processor time of each thread at the beginning.
+    used: BTreeMap<i32, Duration>,
+    until: Instant,
+}
+
+impl Run {
+    /// Less processor time is no run.
+    const LEAST: Duration = Duration::from_millis(20);
+    /// So many times the wanted time is waited for it: they may wait for work as well.
+    const MOST: u32 = 3;
+
+    fn begin(set: &ProcessSet, wanted: Duration) -> Self {
+        Self { used: Self::used(set).collect(), until: Instant::now() + Self::MOST * wanted }
+    }
+
+    fn is_enough(&self, set: &ProcessSet) -> bool {
+        let before = |tid: i32| self.used.get(&tid).copied().unwrap_or_default();
+        let run: Duration = Self::used(set).map(|(tid, used)| used.saturating_sub(before(tid))).sum();
+        run >= Self::LEAST || Instant::now() >= self.until
+    }
+
+    /// Processor time of each thread that there is now.
+    fn used(set: &ProcessSet) -> impl Iterator<Item = (i32, Duration)> {
+        let times = |pid: i32| {
+            let threads = procfs::threads(pid).unwrap_or_default().into_iter().map(|thread| thread.tid);
+            threads.filter_map(move |tid| Some((tid, procfs::thread_cpu_time(pid, tid).ok()?)))
+        };
+        set.pids().into_iter().flat_map(times)
+    }
+}
+
 /// Installs counting versions, waits (no longer than until this program is asked to end), and derives a
 /// profile for each chosen module. The counting versions stay in force. Also: for how long was counted.
 pub(crate) fn count(
@@ -184,11 +220,15 @@ pub(crate) fn count(
     watcher.phase("counting", Some(length.most().as_secs_f64()));
     let mut counted = CountedTime::new(Instant::now(), length.most());
     let mut settling = Settling::new();
-    while !length.is_over(counted.time(), || settling.settled) && set.leader_is_alive() {
+    let run = Run::begin(set, length.most());
+    while !(length.is_over(counted.time(), || settling.settled) && run.is_enough(set))
+        && set.leader_is_alive()
+    {
         if AskedToEnd::signal().is_some() {
             break;
         }
-        std::thread::sleep(length.most().saturating_sub(counted.time()).min(STEP));
+        let left = length.most().saturating_sub(counted.time());
+        std::thread::sleep(if left.is_zero() { STEP } else { left.min(STEP) });
         // Each time, whether or not it is looked at: narrow counters go round.
         let now = all_counters(set, counting).ok();
         counted.read_at(Instant::now());
