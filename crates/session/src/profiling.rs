@@ -171,8 +171,8 @@ impl CountedTime {
     }
 }
 
-/// Whether the processes of a set have run since they count: where others have the processors, hardly anything
-/// is counted, and a layout of what is would be one of chance.
+/// Whether the processes of a set have run since they count: where others have the processors, hardly
+/// anything is counted, and a layout of what is would be one of chance.
 struct Run {
     /// Processor time of each thread at the beginning.
     used: BTreeMap<i32, Duration>,

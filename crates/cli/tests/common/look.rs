@@ -78,8 +78,8 @@ fn read(mem: &File, line: &Line) -> Vec<u8> {
     }
 }
 
-/// Those of [`differences`] that are there time and again for a moment: what a program writes into its own code
-/// may come and go.
+/// Those of [`differences`] that are there time and again for a moment: what a program writes into its own
+/// code may come and go.
 pub fn differences_that_stay(pid: u32) -> Vec<Difference> {
     let mut stay = differences(pid);
     for _ in 0..20 {
