@@ -175,7 +175,7 @@ impl Call {
             Kind::WriteParts => sum_of_parts(memory, second, third),
             Kind::SendParts => {
                 // struct msghdr: the array and the number of its parts stand behind the name.
-                let [parts, count] = words(memory, second + 16)?;
+                let [parts, count] = words(memory, second.wrapping_add(16))?;
                 sum_of_parts(memory, parts, count)
             }
         }
@@ -212,11 +212,14 @@ fn is_stream(pid: i32, fd: u64) -> bool {
 }
 
 fn sum_of_parts(memory: &Memory, at: u64, count: u64) -> Option<u64> {
-    (0..count.min(MOST_PARTS)).map(|i| words(memory, at + i * IOVEC).map(|[_, len]| len)).sum()
+    // Registers and memory say what the process likes.
+    let len = |i: u64| words(memory, at.wrapping_add(i * IOVEC)).map(|[_, len]| len);
+    (0..count.min(MOST_PARTS)).try_fold(0u64, |sum, i| sum.checked_add(len(i)?))
 }
 
 fn words(memory: &Memory, at: u64) -> Option<[u64; 2]> {
     let mut bytes = [0; 16];
+    at.checked_add(bytes.len() as u64)?;
     memory.read(Avma::new(at), &mut bytes).ok()?;
     let (first, second) = bytes.split_at(8);
     Some([first, second].map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default())))
@@ -235,6 +238,20 @@ mod tests {
         assert_eq!(parsed("running\n"), None);
         assert_eq!(parsed("-1 0x7ffd00000000 0x7f0000002000\n"), None);
         assert_eq!(parsed(""), None);
+    }
+
+    #[test]
+    fn what_a_process_says_of_its_calls_may_be_anything() {
+        let memory = Memory::open(std::process::id() as i32).unwrap();
+        let parts = [[0, u64::MAX], [0, u64::MAX]];
+        let at = parts.as_ptr() as u64;
+        assert_eq!(sum_of_parts(&memory, at, 1), Some(u64::MAX));
+        assert_eq!(sum_of_parts(&memory, at, 2), None);
+        for end in [0, u64::MAX - 3, u64::MAX - 15] {
+            assert_eq!(sum_of_parts(&memory, end, u64::MAX), None);
+            let call = Call { number: libc::SYS_sendmsg, arguments: [0, end, 0, 0, 0, 0] };
+            assert_eq!(call.wanted(&memory), None);
+        }
     }
 
     #[test]

@@ -94,8 +94,9 @@ impl Stopped {
         settle_stragglers();
         let process = preflight(pid)?;
         let pid = process.pid;
-        let in_kernel = wait_for_vfork_children(pid, options.limit)?;
+        // What may take long first: a child of vfork is not to come behind the look for one.
         wait_until_none(pid);
+        let in_kernel = wait_for_vfork_children(pid, options.limit)?;
         let marker = exec_marker(pid);
         let mut seizing = Seizing::new(pid, options.limit);
         seizing.in_kernel = in_kernel;
@@ -130,10 +131,10 @@ fn seize_one_once(pid: i32, tid: i32) -> Result<Stopped, TraceError> {
     settle_stragglers();
     let process = preflight(pid)?;
     let limit = StopOptions::default().limit;
+    wait_until_not(process.pid, tid);
     if procfs::thread_stat(process.pid, tid).is_ok_and(|stat| waits_for_vfork(process.pid, &stat)) {
         wait_for_vfork_children(process.pid, limit)?;
     }
-    wait_until_not(process.pid, tid);
     let mut seizing = Seizing::new(process.pid, limit);
     if seizing.seize(tid)? {
         seizing.collect_stops()?;
