@@ -13,11 +13,9 @@ use restitch_processes::SessionError;
 use restitch_processes::initial_sampling::Length;
 use restitch_processes::modules::Chosen;
 use restitch_processes::process_set::ProcessSet;
-use restitch_procfs as procfs;
 use restitch_profile::{Counted, CounterPlan, Derived, Vote, Weights, derive};
 use restitch_program::{CallId, FuncId, Program};
 use restitch_tracee::AskedToEnd;
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// A counting version of one module.
@@ -100,8 +98,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(500);
 /// The counts of the two halves of the time so far have to agree as much as this (overlap of their
 /// distributions).
 const SETTLED: f64 = 0.97;
-/// So many times the wanted time may be lost and made up for.
-const MOST_MADE_UP: u32 = 10;
+/// So many late readings are made up for.
+const MOST_MADE_UP: u32 = 20;
 /// Fewer increments than this tell nothing.
 const LEAST_INCREMENTS: u64 = 100_000;
 
@@ -145,17 +143,18 @@ fn overlap(before: &[u64], now: &[u64]) -> f64 {
 }
 
 /// For how long counters have counted: where this program got no processor for so long that what they counted
-/// meanwhile is left out, that time is made up for, within reason.
+/// meanwhile is left out, or the clock has jumped (a virtual machine that was suspended), that time does not
+/// count, however long it was; within reason, as a program that is always late has to end as well.
 struct CountedTime {
     read: Instant,
     time: Duration,
-    /// So much may still be made up for.
-    patience: Duration,
+    /// So many late readings may still be made up for.
+    patience: u32,
 }
 
 impl CountedTime {
-    fn new(now: Instant, wanted: Duration) -> Self {
-        Self { read: now, time: Duration::ZERO, patience: MOST_MADE_UP * wanted }
+    fn new(now: Instant) -> Self {
+        Self { read: now, time: Duration::ZERO, patience: MOST_MADE_UP }
     }
 
     fn time(&self) -> Duration {
@@ -165,44 +164,20 @@ impl CountedTime {
     /// The counters were read.
     fn read_at(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.read, now));
-        let lost = if passed > LONGEST_UNREAD { passed.min(self.patience) } else { Duration::ZERO };
-        self.patience -= lost;
-        self.time += passed - lost;
+        match passed > LONGEST_UNREAD && self.patience > 0 {
+            true => self.patience -= 1,
+            false => self.time += passed,
+        }
     }
 }
 
-/// Whether the processes of a set have run since they count: where others have the processors, hardly
-/// anything is counted, and a layout of what is would be one of chance.
-struct Run {
-    /// Processor time of each thread at the beginning.
-    used: BTreeMap<i32, Duration>,
-    until: Instant,
-}
-
-impl Run {
-    /// Less processor time is no run.
-    const LEAST: Duration = Duration::from_millis(20);
-    /// So many times the wanted time is waited for it: they may wait for work as well.
+/// Whether so little was counted in the `wanted` time that a layout of it would be one of chance: others may
+/// have had the processors. Then it is gone on, for some times the wanted time, as the processes may as well
+/// wait for work.
+fn is_too_little(counters: &[u64], counted: Duration, wanted: Duration) -> bool {
     const MOST: u32 = 3;
-
-    fn begin(set: &ProcessSet, wanted: Duration) -> Self {
-        Self { used: Self::used(set).collect(), until: Instant::now() + Self::MOST * wanted }
-    }
-
-    fn is_enough(&self, set: &ProcessSet) -> bool {
-        let before = |tid: i32| self.used.get(&tid).copied().unwrap_or_default();
-        let run: Duration = Self::used(set).map(|(tid, used)| used.saturating_sub(before(tid))).sum();
-        run >= Self::LEAST || Instant::now() >= self.until
-    }
-
-    /// Processor time of each thread that there is now.
-    fn used(set: &ProcessSet) -> impl Iterator<Item = (i32, Duration)> {
-        let times = |pid: i32| {
-            let threads = procfs::threads(pid).unwrap_or_default().into_iter().map(|thread| thread.tid);
-            threads.filter_map(move |tid| Some((tid, procfs::thread_cpu_time(pid, tid).ok()?)))
-        };
-        set.pids().into_iter().flat_map(times)
-    }
+    let increments = counters.iter().fold(0u64, |sum, counter| sum.saturating_add(*counter));
+    increments < LEAST_INCREMENTS && counted < MOST * wanted
 }
 
 /// Installs counting versions, waits (no longer than until this program is asked to end), and derives a
@@ -218,13 +193,12 @@ pub(crate) fn count(
     const STEP: Duration = Duration::from_millis(50);
     let report = set.switch(versions, VersionKind::Counting, watcher)?;
     watcher.phase("counting", Some(length.most().as_secs_f64()));
-    let mut counted = CountedTime::new(Instant::now(), length.most());
+    let (mut counted, mut counters) = (CountedTime::new(Instant::now()), Vec::new());
     let mut settling = Settling::new();
-    let run = Run::begin(set, length.most());
-    while !(length.is_over(counted.time(), || settling.settled) && run.is_enough(set))
-        && set.leader_is_alive()
+    while !length.is_over(counted.time(), || settling.settled)
+        || is_too_little(&counters, counted.time(), length.most())
     {
-        if AskedToEnd::signal().is_some() {
+        if AskedToEnd::signal().is_some() || !set.leader_is_alive() {
             break;
         }
         let left = length.most().saturating_sub(counted.time());
@@ -233,8 +207,9 @@ pub(crate) fn count(
         let now = all_counters(set, counting).ok();
         counted.read_at(Instant::now());
         if matches!(length, Length::UntilSettled { .. }) {
-            settling.look(counted.time(), || now);
+            settling.look(counted.time(), || now.clone());
         }
+        counters = now.unwrap_or_default();
     }
     let time = counted.time();
     // Children forked meanwhile inherited the counting version: they are to move on with the others.
@@ -291,14 +266,27 @@ mod tests {
     #[test]
     fn time_in_which_nobody_read_is_made_up_for() {
         let (begin, ms) = (Instant::now(), Duration::from_millis);
-        let mut counted = CountedTime::new(begin, ms(500));
+        let mut counted = CountedTime::new(begin);
         let mut at = |time| {
             counted.read_at(begin + ms(time));
             counted.time()
         };
-        assert_eq!((at(50), at(600), at(3600), at(3700)), (ms(50), ms(600), ms(600), ms(700)));
-        // Five seconds and no more.
-        assert_eq!((at(5600), at(5700), at(7700)), (ms(700), ms(800), ms(2700)));
+        // However long it was: the machine may have been suspended.
+        assert_eq!((at(50), at(600), at(3_600_000), at(3_600_100)), (ms(50), ms(600), ms(600), ms(700)));
+        // Not for ever.
+        (2..MOST_MADE_UP.into()).for_each(|i| assert_eq!(at(3_600_100 + 700 * (i - 1)), ms(700)));
+        let last = 3_600_100 + 700 * u64::from(MOST_MADE_UP - 2);
+        assert_eq!((at(last + 700), at(last + 1400)), (ms(700), ms(1400)));
+    }
+
+    #[test]
+    fn hardly_any_counts_are_too_little_for_some_time() {
+        let second = Duration::from_secs(1);
+        assert!(is_too_little(&[], second, second));
+        assert!(is_too_little(&[LEAST_INCREMENTS / 2, 7], second, second));
+        assert!(!is_too_little(&[LEAST_INCREMENTS / 2; 2], second, second));
+        assert!(!is_too_little(&[u64::MAX, 1], second, second));
+        assert!(!is_too_little(&[7], 3 * second, second));
     }
 
     #[test]

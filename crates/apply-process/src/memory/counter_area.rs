@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// readings is left out. In this time none goes round: 2^32 increments would be seven a nanosecond.
 pub const LONGEST_UNREAD: Duration = Duration::from_millis(600);
 
+/// More increments than a counter takes in a nanosecond.
+const MOST_A_NANOSECOND: u64 = 8;
+
 /// More than a counter can have counted: one increment a cycle for a day. The area is the program's to write,
 /// and what it says is added up and multiplied.
 const MOST_COUNTED: u64 = 1 << 48;
@@ -97,13 +100,17 @@ impl Sums {
         Self { read: now, last: Vec::new(), total: Vec::new() }
     }
 
-    /// Adds what the counters, read between `begun` and `done`, have counted since they were read last.
+    /// Adds what the counters, read between `begun` and `done`, have counted since they were read last. More
+    /// than can be is none: threads that count at the same time may set a counter back a little.
     fn take_in(&mut self, begun: Instant, done: Instant, now: &[u32]) -> &[u64] {
         self.last.resize(now.len(), 0);
         self.total.resize(now.len(), 0);
-        if done.duration_since(self.read) <= LONGEST_UNREAD {
+        let passed = done.duration_since(self.read);
+        if passed <= LONGEST_UNREAD {
+            let most = passed.as_nanos() as u64 * MOST_A_NANOSECOND;
             for ((total, last), now) in self.total.iter_mut().zip(&self.last).zip(now) {
-                *total += u64::from(now.wrapping_sub(*last));
+                let more = u64::from(now.wrapping_sub(*last));
+                *total += if more <= most { more } else { 0 };
             }
         }
         self.last.copy_from_slice(now);
@@ -120,13 +127,16 @@ mod tests {
     fn counters_that_go_round_are_added_up() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
-        let mut sums = Sums::new(begin);
-        assert_eq!(sums.take_in(at(100), at(101), &[7, 0, u32::MAX]), [7, 0, 0xffff_ffff]);
-        assert_eq!(sums.take_in(at(500), at(501), &[6, 1, u32::MAX]), [(1 << 32) + 6, 1, 0xffff_ffff]);
-        assert_eq!(sums.take_in(at(1100), at(1100), &[8, 1, 2]), [(1 << 32) + 8, 1, (1 << 32) + 2]);
+        let (mut sums, many) = (Sums::new(begin), 0xf000_0000);
+        let round = 1 << 32;
+        assert_eq!(sums.take_in(at(540), at(541), &[7, 0, many]), [7, 0, many.into()]);
+        assert_eq!(sums.take_in(at(1080), at(1081), &[6, 1, many]), [round + 6, 1, many.into()]);
+        assert_eq!(sums.take_in(at(1680), at(1680), &[8, 1, 2]), [round + 8, 1, round + 2]);
         // 601 ms: nobody knows how often. From there on it goes on.
-        assert_eq!(sums.take_in(at(1700), at(1701), &[9, 5, 3]), [(1 << 32) + 8, 1, (1 << 32) + 2]);
-        assert_eq!(sums.take_in(at(1800), at(1801), &[11, 5, 4]), [(1 << 32) + 10, 1, (1 << 32) + 3]);
+        assert_eq!(sums.take_in(at(2280), at(2281), &[9, 5, 3]), [round + 8, 1, round + 2]);
+        assert_eq!(sums.take_in(at(2380), at(2381), &[11, 5, 4]), [round + 10, 1, round + 3]);
+        // In 100 ms none goes round: it was set back.
+        assert_eq!(sums.take_in(at(2480), at(2481), &[10, 9, 1]), [round + 10, 5, round + 3]);
     }
 
     #[test]
