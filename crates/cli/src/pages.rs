@@ -38,6 +38,11 @@ const VARIABLES: &[Outside] = &[
         commands: CACHING,
     },
     Outside {
+        name: "RESTITCH_MODULE_KEY, RESTITCH_MODULE_CERTIFICATE",
+        meaning: "The private key (PEM) and the certificate with which group modules are signed, by `openssl`. Where they are not set and the kernel takes signed modules only, they are those of DKMS (/var/lib/dkms/mok.key, mok.pub) or of shim-signed (/var/lib/shim-signed/mok).",
+        commands: &["kernel-position", "kernel-run", "kernel-count"],
+    },
+    Outside {
         name: "LD_PRELOAD",
         meaning: "`batch` sets it for its command; what it holds already stays in it.",
         commands: &["batch"],

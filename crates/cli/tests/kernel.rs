@@ -99,7 +99,7 @@ fn what_a_kernel_allows_is_told_with_commands() {
     for words in [
         "yes symbols",
         "no  unsigned modules       are refused by lockdown",
-        "      to allow more:\n        sudo mokutil --import KEY.der, reboot",
+        "      to allow more: sudo mokutil --import /var/lib/dkms/mok.pub, and reboot",
         "no  lockdown               integrity",
         "restitch kernel analyze works here; for copies in force,",
     ] {

@@ -1,32 +1,17 @@
 //! `restitch kernel` with the kernel that runs: groups come into force and out of it, however restitch ends,
 //! in a stock kernel under QEMU. What runs there is this very program, with the libraries that it needs.
 
-use restitch_guest::{Error, FileIn, Guest, Job, Lab, Output, Source, build_control_module};
+mod guest_files;
+
+use guest_files::{file, program};
+use restitch_guest::{Error, FileIn, Guest, Job, Lab, Output, build_control_module};
 use restitch_testkit::{find_program, scratch, skip_unsupported};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 const SCRIPT: &str = include_str!("../../../tests/guest/position.sh");
 /// The kernel, unless `RESTITCH_GUEST_KERNEL` names another line.
 const KERNEL: &str = "6.1";
-
-fn file(guest: impl Into<String>, path: impl Into<PathBuf>) -> FileIn {
-    FileIn { guest: guest.into(), source: Source::Path(path.into()), executable: true }
-}
-
-/// The program without what only debuggers read, and the libraries that it needs, at their places.
-fn program(folder: &Path) -> Option<Vec<FileIn>> {
-    let built = env!("CARGO_BIN_EXE_restitch");
-    let strip = find_program("strip")?;
-    let stripped = folder.join("restitch");
-    let status = Command::new(strip).arg("-o").arg(&stripped).arg(built).status().expect("it starts");
-    assert!(status.success());
-    let needed = Command::new("ldd").arg(built).output().expect("the C library has it");
-    let needed = String::from_utf8(needed.stdout).expect("text");
-    let libraries =
-        needed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
-    Some(libraries.map(|path| file(path, path)).chain([file("/program", stripped)]).collect())
-}
 
 /// The load of the guest; none without a compiler.
 fn load(folder: &Path) -> Option<FileIn> {

@@ -13,7 +13,7 @@ use crate::job::{FileIn, Job, Source};
 use crate::kernel::Kernel;
 use crate::lab::Lab;
 use crate::plugin::{Plugin, Window, windows};
-use crate::qemu::{Ended, Machine, run};
+use crate::qemu::{Ended, Machine, SecureBoot, run};
 use crate::{Result, tar};
 
 /// Characters of a console that an error shows.
@@ -97,6 +97,12 @@ impl<'a> Guest<'a> {
     /// More modules of the kernel that are inserted, with those that they depend on.
     pub fn modules(mut self, names: &[&str]) -> Self {
         self.modules.extend(names.iter().map(|name| (*name).into()));
+        self
+    }
+
+    /// Starts by a firmware that takes signed kernels only.
+    pub fn secure_boot(mut self, secure_boot: SecureBoot) -> Self {
+        self.machine.secure_boot = Some(secure_boot);
         self
     }
 

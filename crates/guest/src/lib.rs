@@ -48,6 +48,7 @@ pub use kcore::assemble_kcore;
 pub use kernel::Kernel;
 pub use lab::Lab;
 pub use plugin::{Plugin, Window, build_marker};
+pub use qemu::SecureBoot;
 pub use view::take_view;
 
 /// What this crate's functions return.

@@ -10,8 +10,21 @@ use crate::Result;
 use crate::error::Error;
 use crate::plugin::{Plugin, option_value};
 
+/// The guest's own copy of its firmware's variables.
+const VARIABLES: &str = "variables";
 /// How often a running guest is looked at.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// A firmware that starts signed kernels only (UEFI Secure Boot), and a kernel for it.
+#[derive(Debug, Clone)]
+pub struct SecureBoot {
+    /// The firmware's code: OVMF, built for system management mode.
+    pub code: PathBuf,
+    /// Its variables, with the keys that it trusts. They are not changed.
+    pub variables: PathBuf,
+    /// The kernel's image, signed with one of the keys.
+    pub image: PathBuf,
+}
 
 /// What is emulated.
 #[derive(Debug, Clone)]
@@ -24,6 +37,7 @@ pub(crate) struct Machine {
     pub(crate) processor: String,
     pub(crate) image: Option<PathBuf>,
     pub(crate) plugin: Option<Plugin>,
+    pub(crate) secure_boot: Option<SecureBoot>,
 }
 
 impl Default for Machine {
@@ -37,6 +51,7 @@ impl Default for Machine {
             processor: "max,la57=off".into(),
             image: None,
             plugin: None,
+            secure_boot: None,
         }
     }
 }
@@ -64,6 +79,10 @@ pub(crate) fn run(
     }
     let initrd = folder.join("initrd");
     fs::write(&initrd, first_root).map_err(Error::file("write", &initrd))?;
+    if let Some(SecureBoot { variables, .. }) = &machine.secure_boot {
+        fs::copy(variables, folder.join(VARIABLES)).map_err(Error::file("copy", variables))?;
+    }
+    let image = machine.secure_boot.as_ref().map_or(image, |secure| &secure.image);
     let stderr = folder.join("stderr");
     let stderr = File::create(&stderr).map_err(Error::file("make", &stderr))?;
     // A guest does not outlive who waits for it, and leaves the machine's processors to others.
@@ -107,7 +126,8 @@ fn arguments(qemu: &Path, machine: &Machine, folder: &Path) -> Vec<OsString> {
         add(&["-L", &qemu.join(data).display().to_string()]);
     }
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-nic", "none"]);
-    add(&["-machine", "q35", "-cpu", &machine.processor]);
+    let board = if machine.secure_boot.is_some() { "q35,smm=on" } else { "q35" };
+    add(&["-machine", board, "-cpu", &machine.processor]);
     add(&["-m", &machine.memory.to_string(), "-smp", &machine.processors.to_string()]);
     let threads = if machine.processors > 1 { "multi" } else { "single" };
     add(&["-accel", &format!("tcg,thread={threads}")]);
@@ -115,6 +135,11 @@ fn arguments(qemu: &Path, machine: &Machine, folder: &Path) -> Vec<OsString> {
         add(&["-icount", "shift=0,sleep=off", "-rtc", "base=2026-01-01T00:00:00,clock=vm", "-seed", "1"]);
     }
     let file = |name: &str| option_value(&folder.join(name));
+    if let Some(SecureBoot { code, .. }) = &machine.secure_boot {
+        add(&["-global", "driver=cfi.pflash01,property=secure,value=on"]);
+        add(&["-drive", &format!("if=pflash,format=raw,unit=0,readonly=on,file={}", option_value(code))]);
+        add(&["-drive", &format!("if=pflash,format=raw,unit=1,file={}", file(VARIABLES))]);
+    }
     add(&["-serial", &format!("file:{}", folder.join("console").display()), "-device", "virtio-serial-pci"]);
     for port in ["output", "files", "status"] {
         add(&["-chardev", &format!("file,id={port},path={}", file(port))]);

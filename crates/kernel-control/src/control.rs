@@ -2,8 +2,10 @@
 
 use crate::error::ControlError;
 use crate::group::GroupStatus;
+use crate::signing::ModuleKey;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ const LONGEST: u64 = 64 << 10;
 #[derive(Debug, Clone)]
 pub struct Control {
     device: PathBuf,
+    key: Option<ModuleKey>,
 }
 
 /// The right to load and to clear groups, which one process has at a time: what was just loaded is not
@@ -26,7 +29,7 @@ pub struct Turn(#[expect(dead_code, reason = "the lock lives as long as the desc
 
 impl Default for Control {
     fn default() -> Self {
-        Self { device: DEVICE.into() }
+        Self { device: DEVICE.into(), key: None }
     }
 }
 
@@ -42,7 +45,23 @@ pub struct Enabled {
 impl Control {
     /// One that listens elsewhere: for tests.
     pub fn at(device: &Path) -> Self {
-        Self { device: device.into() }
+        Self { device: device.into(), key: None }
+    }
+
+    /// The same, which signs what it loads with this key, if there is one.
+    pub fn signing(self, key: Option<ModuleKey>) -> Self {
+        Self { key, ..self }
+    }
+
+    /// The module as it is to be loaded.
+    ///
+    /// # Errors
+    /// If it cannot be signed.
+    pub(crate) fn signed<'a>(&self, module: &'a [u8]) -> Result<Cow<'a, [u8]>, ControlError> {
+        match &self.key {
+            Some(key) => key.sign(module).map(Cow::Owned),
+            None => Ok(Cow::Borrowed(module)),
+        }
     }
 
     /// All groups that are there.

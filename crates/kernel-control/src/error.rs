@@ -1,6 +1,12 @@
 //! What went wrong, and what the user can do.
 
 use rustix::io::Errno;
+use std::path::PathBuf;
+
+/// The variable of the environment that names the private key of modules (PEM).
+pub const KEY: &str = "RESTITCH_MODULE_KEY";
+/// The one that names its certificate (PEM or DER).
+pub const CERTIFICATE: &str = "RESTITCH_MODULE_CERTIFICATE";
 
 /// What went wrong between us and the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,12 +32,31 @@ pub enum ControlError {
     },
     /// The kernel wants a signature that it knows.
     #[error(
-        "loading module {name}: the kernel does not know its signature: sign modules with the key of the \
-         machine's owner, as for any module that is built on it"
+        "loading module {name}: the kernel does not know its signature; enrol a key (sudo mokutil --import), and name \
+         it and its certificate with {KEY} and {CERTIFICATE} where they are not those of DKMS"
     )]
     NotSigned {
         /// The module.
         name: String,
+    },
+    /// What makes signatures cannot be run.
+    #[error("signing a module: openssl cannot be run: {source}; install it (sudo apt install openssl)")]
+    NoSigner {
+        /// What Linux says.
+        source: Errno,
+    },
+    /// A module could not be signed.
+    #[error(
+        "signing a module with {key} and {certificate}: {why}; {KEY} and {CERTIFICATE} name others",
+        key = key.display(), certificate = certificate.display()
+    )]
+    Signing {
+        /// The file of the private key.
+        key: PathBuf,
+        /// That of its certificate.
+        certificate: PathBuf,
+        /// What went wrong.
+        why: String,
     },
     /// There is a module or group of that name.
     #[error("module {name} is in the kernel already: take it out first (restitch kernel revert {name})")]

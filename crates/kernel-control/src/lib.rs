@@ -17,6 +17,7 @@ mod group;
 mod groups;
 mod loaded;
 mod module;
+mod signing;
 
 pub use control::{Control, Enabled, Turn};
 pub use error::ControlError;
@@ -24,3 +25,4 @@ pub use group::{GroupState, GroupStatus};
 pub use groups::{GROUPS_SCHEMA_VERSION, Groups};
 pub use loaded::Loaded;
 pub use module::unload;
+pub use signing::ModuleKey;

@@ -55,11 +55,12 @@ impl Control {
     /// Loads a proved module. Its group is registered then; no calls are led to it.
     ///
     /// # Errors
-    /// If this user may not, the kernel wants a signature, has such a module, or refuses it: because it has
-    /// no control module, or is not the kernel, of the same boot, that the module was made for.
+    /// If this user may not, it cannot be signed, the kernel wants a signature that it knows, has such a
+    /// module, or refuses it: because it has no control module, or is not the kernel, of the same boot, that
+    /// the module was made for.
     pub fn load(&self, module: &CheckedModule, _: &Turn) -> Result<Loaded, ControlError> {
-        load(module)?;
         let name = module.report().group.clone();
+        load(&name, &self.signed(module.file())?)?;
         Ok(Loaded { control: self.clone(), name, enabled: None, is_done: false })
     }
 }

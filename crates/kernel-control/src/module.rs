@@ -1,7 +1,7 @@
 //! Loading and unloading modules.
 
 use crate::error::ControlError;
-use restitch_kernel_check::CheckedModule;
+use crate::signing::wants_signatures;
 use rustix::io::Errno;
 use rustix::system::{delete_module, init_module};
 use std::ffi::CString;
@@ -12,12 +12,14 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// `delete_module(2)`: do not wait for users (`O_NONBLOCK`).
 const NO_WAIT: i32 = 0o4000;
 
-/// Loads a proved module, as [`Control::load`](crate::control::Control::load) says it.
-pub(crate) fn load(module: &CheckedModule) -> Result<(), ControlError> {
-    let name = &module.report().group;
-    init_module(module.file(), c"").map_err(|errno| match errno {
-        Errno::EXIST => ControlError::Exists { name: name.clone() },
-        Errno::KEYREJECTED | Errno::NOKEY => ControlError::NotSigned { name: name.clone() },
+/// Loads the file of a proved module, signed or not, as [`Control::load`](crate::control::Control::load) says
+/// it.
+pub(crate) fn load(name: &str, file: &[u8]) -> Result<(), ControlError> {
+    init_module(file, c"").map_err(|errno| match errno {
+        Errno::EXIST => ControlError::Exists { name: name.into() },
+        Errno::KEYREJECTED | Errno::NOKEY => ControlError::NotSigned { name: name.into() },
+        // Lockdown says it so.
+        Errno::PERM if wants_signatures() => ControlError::NotSigned { name: name.into() },
         // A symbol of the control module is not there.
         Errno::NOENT => ControlError::NoControl,
         errno => ControlError::of("loading module", name, errno),

@@ -259,7 +259,8 @@ impl<'a> Look<'a> {
                 Some(level) => format!("{level} (Secure Boot sets it, or the boot parameter lockdown=)"),
             },
             meaning: "integrity refuses modules without a trusted signature; confidentiality also /proc/kcore and tracing",
-            remedy: (!available).then(|| "sign modules, or switch Secure Boot off in the firmware".into()),
+            remedy: (!available)
+                .then(|| "enrol a key for modules, or switch Secure Boot off in the firmware".into()),
         }
     }
 
@@ -277,9 +278,8 @@ impl<'a> Look<'a> {
                 (true, _) => "are refused: module.sig_enforce is on".into(),
                 (false, true) => "are refused by lockdown".into(),
             },
-            meaning: "else each has to be signed with a key that the machine's owner has enrolled",
-            remedy: (!available)
-                .then(|| "sudo mokutil --import KEY.der, reboot, and sign modules with it".into()),
+            meaning: "else each has to be signed with a key that the machine's owner has enrolled: that of DKMS, or the one that RESTITCH_MODULE_KEY names",
+            remedy: (!available).then(|| "sudo mokutil --import /var/lib/dkms/mok.pub, and reboot".into()),
         }
     }
 

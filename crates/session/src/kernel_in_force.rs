@@ -5,7 +5,7 @@
 
 use crate::kernel_group::{GroupWanted, Members, ReadKernel};
 use restitch_kernel::{Source, Symbols, counter_values};
-use restitch_kernel_control::{Control, ControlError, GroupStatus, Loaded, Turn};
+use restitch_kernel_control::{Control, ControlError, GroupStatus, Loaded, ModuleKey, Turn};
 use restitch_kernel_position::{FunctionCounts, Positioned, Positioner, Request};
 use restitch_pipeline::Watcher;
 use restitch_processes::SessionError;
@@ -69,7 +69,7 @@ impl Enforcer {
     /// # Errors
     /// If there is no control module, or such a group is in force.
     pub(crate) fn begin(functions: &[String]) -> Result<Self, SessionError> {
-        let control = Control::default();
+        let control = Control::default().signing(ModuleKey::of_machine());
         // Before the kernel is read, which takes seconds. If the function has another name, it is told later.
         let name = Request::name_for(functions.first().map_or("", String::as_str));
         match control.has_left(&name) {
