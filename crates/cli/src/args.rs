@@ -61,7 +61,7 @@ pub enum Command {
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
-    /// Give a process its original code back, byte for byte.
+    /// Give a process, and the children that it has forked off, their original code back, byte for byte.
     Revert {
         /// The process.
         #[arg(value_parser = process_number)]

@@ -150,6 +150,9 @@ fn found(before: &[Served], after: &[Served]) -> String {
     let verdict = match stats::helped(&interval, Better::Higher) {
         Helped::Yes => format!("{ratio:.2} times as fast ({:.2} to {:.2})", interval.low, interval.high),
         Helped::No => format!("slower here: {range}"),
+        Helped::Unclear if before.len().min(after.len()) < stats::LEAST => {
+            format!("{range}; that is too short a time to claim it; try again with more --seconds")
+        }
         Helped::Unclear => {
             format!(
                 "no difference could be shown: {range}; try again on a quieter machine, or with more --seconds"
@@ -178,7 +181,12 @@ mod tests {
         // On a machine where it got next to nothing: much work at once, and none.
         let noise = [(0.0, 0.1), (19326.0, 0.1), (0.0, 0.1), (500.0, 0.1), (0.0, 0.0)];
         let later = [(0.0, 0.2), (106782.0, 0.3), (0.0, 0.1), (900.0, 0.1), (0.0, 0.1)];
-        for (before, after) in [(&noise[..], &later[..]), (&before[..1], &after[..1]), (&before, &before)] {
+        let few = found(&before[..2], &after[..2]);
+        assert!(
+            few.contains("1.49 (") && few.contains("too short") && !few.contains("no difference"),
+            "{few}"
+        );
+        for (before, after) in [(&noise[..], &later[..]), (&before, &before)] {
             let told = found(before, after);
             assert!(
                 told.contains("no difference could be shown") && !told.contains("times as fast"),

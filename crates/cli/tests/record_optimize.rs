@@ -196,6 +196,22 @@ fn an_own_output_is_optimized_from_its_original() {
     assert!(analyzed.stdout.contains("output of restitch"), "{}", analyzed.stdout);
 }
 
+/// It works as before, and that no original is left is said.
+#[test]
+fn an_output_in_place_of_its_original_is_told() {
+    let original = require!(compiled("switch.c", &["-O2"]), "a compiler");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    let (profile, own) = (at("profile"), at("own"));
+    std::fs::copy(&original, &own).expect("writable");
+    record(&restitch, &own, &profile);
+    let told = |result: &RunResult| result.warnings.iter().any(|said| said.contains("no copy is kept"));
+    assert!(!told(&optimize(&restitch, &own, &profile, &at("other"))));
+    std::os::unix::fs::symlink(&own, at("link")).expect("writable");
+    assert!(told(&optimize(&restitch, &own, &profile, &at("link"))));
+    run(&mut Command::new(&own), PATIENCE).expect(SUCCESS);
+}
+
 #[test]
 fn an_output_of_restitch_can_be_attached_to_or_is_refused() {
     let original = require!(stoppable("switch.c", &["-O2"]), "gcc");

@@ -13,8 +13,11 @@ use restitch_report::{Better, Helped, Verdict};
 pub(crate) const NO_WORK: &str = "no work was done while measuring";
 /// With fewer units in the usual window a unit is more than a hundredth of it.
 const FEW_UNITS: f64 = 100.0;
-/// Work comes in steps where one of so many windows is further from the average than by half of it.
+/// Work comes in steps where one of so many windows is further from the average than by half of it, and some
+/// have hardly any; others are from a machine that does other things as well.
 const ONE_FAR_OF: usize = 6;
+/// Less than such a part of the average is hardly any.
+const HARDLY_ANY: f64 = 0.25;
 /// Steps on a side from which on their number says something.
 const LEAST_STEPS: usize = 10;
 /// Units that a command which looks at the metric adds to it by that, at most.
@@ -149,8 +152,9 @@ pub(crate) fn is_coarse(windows: &[Window]) -> bool {
     let mean = work.iter().sum::<f64>() / work.len() as f64;
     let far = work.iter().filter(|work| (*work - mean).abs() > mean / 2.0 || **work == 0.0).count();
     work.sort_by(f64::total_cmp);
-    let Some(usual) = work.get(work.len() / 2) else { return false };
-    far * ONE_FAR_OF >= work.len() || unit(&work).is_some_and(|unit| *usual < FEW_UNITS * unit)
+    let (Some(least), Some(usual)) = (work.first(), work.get(work.len() / 2)) else { return false };
+    let has_pauses = *least <= mean * HARDLY_ANY;
+    has_pauses && far * ONE_FAR_OF >= work.len() || unit(&work).is_some_and(|unit| *usual < FEW_UNITS * unit)
 }
 
 /// Windows that have at least half of what they have on the average, each without `own`.
@@ -281,6 +285,7 @@ mod tests {
         assert!(!coarse(&[900.0, 1013.0, 1101.0, 950.0, 1007.0, 998.0]));
         assert!(!coarse(&[1000.0; 6]) && !coarse(&[100.0; 3]) && !coarse(&[]));
         assert!(!coarse(&[0.91, 0.93, 0.90, 1.02, 0.97, 0.95]), "no whole numbers");
+        assert!(!coarse(&[20_011.0, 19_408.0, 8_107.0, 20_309.0, 9_001.0]), "others had the processors");
         for clients in [1, 2, 3] {
             assert!(is_coarse(&published(1, clients, 4000.0, 24)), "{clients}");
         }

@@ -86,10 +86,12 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     let made = build_version(source, entrances, place, &mut timings)?;
     watcher.phase("writing", None);
     let plan = restitch_apply_elf::plan_output(&module.image, &made.version, &file).map_err(refused)?;
+    let replaced = replaced(&options.program, &options.output);
     write_output(&plan, &options.program, &options.output)?;
     timings.end("write");
     let mut result = RunResult::new("optimize", report::Target::file(&options.program));
     result.warnings = warnings;
+    result.warnings.extend(replaced);
     result.warnings.extend(options.version.warning([&module].into_iter()));
     result.modules.push(module_report(source, &made.layout, &made.version));
     timings.end("report");
@@ -97,6 +99,17 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     result.outcome = Outcome::Written;
     result.exit_code = ExitCode::Done.number();
     Ok(result)
+}
+
+/// What is to be said where the output is to take the place of the program, asked before that.
+pub(crate) fn replaced(program: &Path, output: &Path) -> Option<String> {
+    let is_same = program.canonicalize().ok()? == output.canonicalize().ok()?;
+    is_same.then(|| {
+        format!(
+            "{} has taken the place of the original, of which no copy is kept; where that came from a package, to install that again brings it back",
+            output.display()
+        )
+    })
 }
 
 /// Writes a planned file, once it was read back and verified, with the permissions of the original.
