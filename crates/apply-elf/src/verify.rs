@@ -8,6 +8,7 @@ use restitch_address::Svma;
 use restitch_cfi::{UnwindInfo, read_eh_frame_hdr};
 use restitch_image::Image;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Compares `output`, read back from a file, with its plan, and proves that it can be turned back.
 ///
@@ -31,12 +32,21 @@ fn segment(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {
     let range = plan.segment.range();
     let there = output.read(range.start, plan.segment.bytes.len());
     let mapped = output.segment_at(range.start).is_some_and(|s| s.executable && !s.writable);
-    // A moved program header table lies at the end and is compared as headers.
-    let table =
-        if plan.moves_program_headers() { plan.headers.len() * restitch_image::raw::PHDR_LEN } else { 0 };
-    let compared = plan.segment.bytes.len() - table;
-    let equal = there.is_some_and(|there| there[..compared] == plan.segment.bytes[..compared]);
+    let planned = &plan.segment.bytes;
+    let equal = there.is_some_and(|there| match moved_table(plan) {
+        None => there == planned,
+        Some(table) => {
+            there[..table.start] == planned[..table.start] && there[table.end..] == planned[table.end..]
+        }
+    });
     if equal && mapped { Ok(()) } else { Err(Mismatch::Segment(range)) }
+}
+
+/// Where a moved program header table lies in the segment; it is compared as headers.
+fn moved_table(plan: &ElfPlan) -> Option<Range<usize>> {
+    let start = plan.table_offset.get().checked_sub(plan.segment.file_offset.get())? as usize;
+    let end = start + plan.headers.len() * restitch_image::raw::PHDR_LEN;
+    (plan.moves_program_headers() && end <= plan.segment.bytes.len()).then_some(start..end)
 }
 
 fn patches(plan: &ElfPlan, output: &Image) -> Result<(), Mismatch> {

@@ -11,7 +11,9 @@ use restitch_batch::{
     BatchOptions, BatchReport, Finish, Making, Optimized, Outcome, Verdict, batch, is_busy, optimize_pending,
 };
 use restitch_report::{counted, paragraph, visible_line};
-use restitch_session::{ExitCode, LayoutChoice, SessionError, Watcher, layout_choice, write_result};
+use restitch_session::{
+    ExitCode, LayoutChoice, PipelineError, SessionError, Watcher, layout_choice, write_result,
+};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,8 +21,8 @@ use std::path::{Path, PathBuf};
 /// Arguments of `batch`.
 #[derive(Debug, Args)]
 pub struct Batch {
-    /// Only runs of programs of this name (or path), and the libraries that they use. May be given several
-    /// times.
+    /// Count only runs of programs of this name (or path), and the libraries that they use. What is in the
+    /// cache already is used by others as well. May be given several times.
     #[arg(long, value_name = "NAME")]
     program: Vec<String>,
     /// Never optimize the program or library of this name (or path). May be given several times.
@@ -303,7 +305,13 @@ pub fn cache_command(command: &CacheCommand) -> Result<i32, SessionError> {
     // A configuration that nobody has named says nothing of caches.
     let named = cache.config.as_deref().map(|file| Config::read(Some(file), |_| {})).transpose()?;
     let configured = named.and_then(|config| config.cache);
-    let cache = Cache::open(cache.folder.as_deref().or(configured.as_deref()))?;
+    let folder = cache.folder.as_deref().or(configured.as_deref());
+    if let Some(absent) = folder.filter(|folder| !folder.exists()) {
+        let why =
+            "there is no cache here; name another one with --cache (`restitch batch` makes them)".into();
+        return Err(PipelineError::BadFile { path: absent.into(), why }.into());
+    }
+    let cache = Cache::open(folder)?;
     match command {
         CacheCommand::List { .. } => list(&cache),
         CacheCommand::Optimize { layout, background, .. } => optimize(&cache, *layout, *background),

@@ -66,7 +66,7 @@ fn with_workload(progress_file: &Path, seconds: f64) -> Result<i32, SessionError
     let during = Instant::now();
     let mut options = AttachOptions::new(watched.child.0.id() as i32);
     options.measure = Duration::ZERO;
-    options.metric = Some(Metric { command: format!("od -An -t u8 -N 8 {}", progress_file.display()) });
+    options.metric = Some(Metric { command: reading(progress_file) });
     let mut progress = Progress::new();
     progress.phase("attaching", None);
     let result = attach(&options, &mut progress)?;
@@ -139,6 +139,11 @@ impl Watched<'_> {
     }
 }
 
+/// The command for a shell that prints the requests so far, which `progress` holds.
+fn reading(progress: &Path) -> String {
+    format!("od -An -t u8 -N 8 '{}'", progress.to_string_lossy().replace('\'', r"'\''"))
+}
+
 /// What came of it, in words.
 fn found(before: &[Served], after: &[Served]) -> String {
     let Some((ratio, interval)) = ratio_of_totals(before, after, stats::CONFIDENCE) else {
@@ -171,6 +176,15 @@ fn read(counter: &File) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_are_read_whatever_the_folder_s_name() {
+        let folder = restitch_testkit::scratch();
+        let progress = folder.path().join("it's $HOME; a");
+        std::fs::write(&progress, 7u64.to_le_bytes()).expect("writable");
+        let read = Command::new("sh").args(["-c", &reading(&progress)]).output().expect("it starts");
+        assert_eq!(String::from_utf8_lossy(&read.stdout).trim(), "7", "{read:?}");
+    }
 
     #[test]
     fn only_what_is_beyond_noise_is_called_faster() {

@@ -64,7 +64,9 @@ fn last_segment(file: &[u8]) -> Segment {
 
 #[test]
 fn an_output_file_asks_for_large_pages() {
-    for flags in [&["-O2"][..], &["-O2", "-no-pie"], &["-O2", "-static"]] {
+    let moved_headers = [&["-O2", "-static", "-fuse-ld=gold"][..], &["-O2", "-static-pie", "-fuse-ld=lld"]];
+    let usual = [&["-O2"][..], &["-O2", "-no-pie"], &["-O2", "-static"]];
+    for flags in usual.into_iter().chain(moved_headers) {
         let Some(program) = stoppable("virt.cc", flags) else { return };
         let restitch = Restitch::new();
         let folder = scratch();

@@ -212,6 +212,40 @@ fn an_output_in_place_of_its_original_is_told() {
     run(&mut Command::new(&own), PATIENCE).expect(SUCCESS);
 }
 
+/// What is written is its writer's, so it does not run with the rights of the program's owner or group, and
+/// nobody else may write to it.
+#[test]
+fn outputs_have_no_privileges() {
+    use std::os::unix::fs::PermissionsExt;
+    let original = require!(compiled("switch.c", &["-O2"]), "a compiler");
+    let (restitch, folder) = (Restitch::new(), scratch());
+    let at = |name: &str| folder.path().join(name);
+    let allow = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode));
+    let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o7777;
+    std::fs::copy(&original, at("own")).expect("writable");
+    record(&restitch, &at("own"), &at("profile"));
+    for (theirs, expected) in [(0o6777, 0o755), (0o2755, 0o755), (0o4711, 0o711), (0o700, 0o700)] {
+        allow(&at("own"), theirs).expect("our own");
+        let (faster, counting) = (at("faster"), at("counting"));
+        let result = optimize(&restitch, &at("own"), &at("profile"), &faster);
+        let told = result.warnings.iter().any(|said| said.contains("is a set-user-id"));
+        assert_eq!(
+            (mode(&faster), told),
+            (expected, theirs & 0o6000 != 0),
+            "{theirs:o}: {:?}",
+            result.warnings
+        );
+        let mut instrument = restitch.command(&["instrument"]);
+        instrument.arg(at("own")).arg("-o").arg(&counting).arg("--counts").arg(at("counts"));
+        finish(&mut instrument).expect(code::DONE);
+        assert_eq!(mode(&counting), expected, "{theirs:o}");
+    }
+    // In place of the original, too.
+    allow(&at("own"), 0o4755).expect("our own");
+    optimize(&restitch, &at("own"), &at("profile"), &at("own"));
+    assert_eq!(mode(&at("own")), 0o755);
+}
+
 #[test]
 fn an_output_of_restitch_can_be_attached_to_or_is_refused() {
     let original = require!(stoppable("switch.c", &["-O2"]), "gcc");

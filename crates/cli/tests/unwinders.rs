@@ -197,6 +197,21 @@ fn namespaces_come_and_go_beside_the_list_for_debuggers() {
     assert_eq!(status.code(), Some(42));
 }
 
+/// Where the C library is there several times, the process is refused with the reason, or exceptions pass.
+#[test]
+fn a_process_with_two_c_libraries_is_told_apart_from_a_static_one() {
+    let Some(program) = stoppable("namespaces.cc", &["-O2", "-D_GNU_SOURCE", "-ldl"]) else { return };
+    let (restitch, mut target) = (Restitch::new(), Target::start(&program));
+    let attached = restitch.attach(target.pid(), &[]);
+    target.assert_computing(&format!("after attach: {}", attached.stderr));
+    match attached.status.code() {
+        Some(code::DONE) => restitch.revert(target.pid()).expect(code::DONE),
+        _ => common::expect_message(&attached, code::REFUSED, &["dlmopen"]),
+    }
+    assert_eq!(look::differences_but_hook(target.pid()), []);
+    target.stop();
+}
+
 /// Whether gdb lists a version among the process's objects. Without gdb: no.
 fn gdb_sees(pid: u32, state: &Path) -> bool {
     let Some(gdb) = find_program("gdb") else { return false };

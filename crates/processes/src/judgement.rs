@@ -7,7 +7,7 @@
 
 use restitch_perf::CounterEvent;
 use restitch_report::stats::{self, CONFIDENCE, Interval, helped, quotient, ratio_of_totals};
-use restitch_report::{Better, Helped, Verdict};
+use restitch_report::{Better, Verdict};
 
 /// Why there is no verdict where nothing was done.
 pub(crate) const NO_WORK: &str = "no work was done while measuring";
@@ -88,8 +88,8 @@ pub(crate) fn why_unjudged(before: &[Window], after: &[Window]) -> Option<String
     if !enough(made(0.0)) {
         let ((before, after), (all_before, all_after)) = (made(0.0), (before.len(), after.len()));
         return Some(format!(
-            "it grows in steps, in {before} of {all_before} windows before and {after} of {all_after} after, and it \
-             takes {LEAST_STEPS} each"
+            "it grows in steps: in {before} of {all_before} looks before and {after} of {all_after} after it had grown \
+             as much as usual, and a verdict needs {LEAST_STEPS} of each"
         ));
     }
     (!enough(made(own))).then(|| {
@@ -134,13 +134,10 @@ fn scaled(verdict: Verdict, scale: f64) -> Verdict {
     Verdict { before: verdict.before * scale, after: verdict.after * scale, ..verdict }
 }
 
-/// The cost decides where it shows a difference, the rate where only that does.
+/// The cost decides; the rate does where there is no cost: it rises and falls with what clients ask for, and
+/// with what else the machine does.
 fn decide(rate: Option<Verdict>, cost: Option<Verdict>) -> Option<Judgement> {
-    let shows = |verdict: &Verdict| verdict.helped != Helped::Unclear;
     match (rate, cost) {
-        (Some(rate), Some(cost)) if shows(&rate) && !shows(&cost) => {
-            Some(Judgement { verdict: rate, beside: Some(cost) })
-        }
         (rate, Some(cost)) => Some(Judgement { verdict: cost, beside: rate }),
         (rate, None) => rate.map(|verdict| Judgement { verdict, beside: None }),
     }
@@ -234,6 +231,7 @@ fn totals(metric: &str, unit: &str, better: Better, all: Sides, without: Sides) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use restitch_report::Helped;
 
     fn windows(work: impl IntoIterator<Item = f64>) -> Vec<Window> {
         let window = |(i, work)| Window { work, base: 0.25, spent: 1e8 + 1e6 * f64::from(i % 7) };
@@ -295,7 +293,7 @@ mod tests {
     fn a_few_steps_are_not_judged_and_nor_is_what_the_command_adds_itself() {
         let (before, after) = (published(1, 1, 5000.0, 6), published(2, 1, 5000.0, 16));
         let why = why_unjudged(&before, &after).expect("these are too few steps");
-        assert!(why.contains("of 6 windows before") && why.contains("takes 10 each"), "{why}");
+        assert!(why.contains("of 6 looks before") && why.contains("needs 10 of each"), "{why}");
         let own = why_unjudged(&windows([1.0; 60]), &windows([1.0; 60])).expect("nothing else was done");
         assert!(own.contains("grows by 1 each time"), "{own}");
         let mostly = [vec![1.0; 57], vec![2.0; 3]].concat();

@@ -98,7 +98,9 @@ pub fn write(program: &Program, profile: &Profile, names: &Names) -> String {
         let f = program.function(function);
         let total = program.blocks_of(function).fold(0u64, |sum, b| sum.saturating_add(profile.block(b)));
         let head = profile.entries(program, function);
-        if let Some(name) = names.linker_name_at(f.range.start).filter(|_| total > 0) {
+        if let Some(name) =
+            names.linker_name_at(f.range.start).filter(|name| total > 0 && !name.starts_with(' '))
+        {
             lines.push((total, head, name));
         }
     }

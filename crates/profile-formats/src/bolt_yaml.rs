@@ -226,8 +226,17 @@ pub fn write(
     out
 }
 
+/// A scalar in quotes: in double ones with escapes (YAML 1.2, 7.3.1) where lines would be torn else.
 fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
+    if !text.contains(char::is_control) {
+        return format!("'{}'", text.replace('\'', "''"));
+    }
+    let escaped = |c: char| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if c.is_control() => format!("\\x{:02X}", u32::from(c)),
+        c => c.into(),
+    };
+    format!("\"{}\"", text.chars().map(escaped).collect::<String>())
 }
 
 struct Writer<'a> {
@@ -326,6 +335,9 @@ mod tests {
     use proptest::prelude::*;
     use restitch_profile::testing::{RandomProgram, walk};
 
+    /// A program may be called anything.
+    const FILE: &str = "it's\nheader: \"\\x\u{1b}[31m\u{85}";
+
     fn names_of(program: &Program) -> Names {
         let pairs: Vec<(Svma, String)> = program
             .functions
@@ -357,7 +369,7 @@ mod tests {
             let program = RandomProgram::new(seed).program;
             let profile = walk(&program, seed, 50, 0.0);
             let (names, blocks) = (names_of(&program), BoltBlocks::of_program(&program));
-            let text = write(&About { file: "it's", build_id: None }, &program, &profile, &names, &blocks);
+            let text = write(&About { file: FILE, build_id: None }, &program, &profile, &names, &blocks);
             let read = read(&text, &program, &names, &blocks).unwrap();
             prop_assert_eq!(read.notes, Vec::<String>::new());
             let (back, _) = read.records.to_profile(&program);

@@ -4,6 +4,9 @@
 //! where N counts the local symbols of this name in the order of their addresses; `name/FILE/N` names it as
 //! well. A function that only an unwind entry knows is `__BOLT_FDE_FUNCat` and its address in hexadecimal. So
 //! profiles can be exchanged with BOLT for stripped files too (which it works on with `--allow-stripped`).
+//!
+//! A file may give any bytes as a name: one with control characters, which would end a line of these formats
+//! or reach a terminal, is none.
 
 use restitch_address::Svma;
 use restitch_image::{Binding, Image};
@@ -49,7 +52,7 @@ impl Names {
             }
         }
         for slot in image.plt_slots() {
-            let Some(name) = &slot.name else { continue };
+            let Some(name) = slot.name.as_ref().filter(|name| !has_controls(name)) else { continue };
             let name = format!("{name}@PLT");
             names.addresses.entry(name.clone()).or_insert(slot.stub.start);
             names.stubs.insert(slot.stub.start, name);
@@ -72,6 +75,9 @@ impl Names {
     }
 
     fn add(&mut self, at: Svma, plain: &str, full: String, is_start: bool) {
+        if has_controls(plain) {
+            return;
+        }
         let unique = self.plain.entry(plain.into()).or_insert(Some(at));
         if *unique != Some(at) {
             *unique = None;
@@ -95,6 +101,11 @@ impl Names {
             _ => name,
         };
         (!name.starts_with(NAMELESS)).then_some(plain)
+    }
+
+    /// The same for lists of words: none if there are spaces in it, or what begins a comment.
+    pub fn word_at(&self, at: Svma) -> Option<&str> {
+        self.linker_name_at(at).filter(|name| !name.contains(|c: char| c.is_whitespace() || c == '#'))
     }
 
     /// Where the function of this name starts. Also understood: `name/FILE/N`, several names joined by
@@ -123,9 +134,29 @@ impl Names {
     }
 }
 
+fn has_controls(name: &str) -> bool {
+    name.contains(char::is_control)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_would_tear_lines_is_no_name() {
+        let at = Svma::new;
+        let names = Names::of([
+            (at(16), "a\n1 b"),
+            (at(32), "a\x1b[31m"),
+            (at(48), "two words"),
+            (at(64), "a#b"),
+            (at(80), "ä"),
+        ]);
+        let both = |start| (names.name_at(at(start)), names.word_at(at(start)));
+        assert_eq!((both(16), both(32)), ((None, None), (None, None)));
+        assert_eq!((both(48), both(64)), ((Some("two words"), None), (Some("a#b"), None)));
+        assert_eq!(both(80), (Some("ä"), Some("ä")));
+    }
 
     #[test]
     fn names_lead_to_addresses_and_back() {

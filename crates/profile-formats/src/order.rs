@@ -41,7 +41,7 @@ pub fn write<'a>(order: impl IntoIterator<Item = &'a str>) -> String {
 /// are left out: a linker cannot name them.
 pub fn write_functions(program: &Program, blocks: &[BlockId], names: &Names) -> String {
     let starts = blocks.iter().map(|b| program.function(program.block(*b).function).range.start);
-    write(starts.filter_map(|at| names.linker_name_at(at)))
+    write(starts.filter_map(|at| names.word_at(at)))
 }
 
 #[cfg(test)]

@@ -108,7 +108,7 @@ pub fn write(
     }
     let mut out = String::from(if map.explicit_ids { "v1\n" } else { "" });
     for function in order {
-        let Some(name) = names.linker_name_at(function) else { continue };
+        let Some(name) = names.word_at(function) else { continue };
         let list: Vec<String> = clusters[&function].iter().map(u64::to_string).collect();
         let (f, c) = if map.explicit_ids { ("f ", "c") } else { ("!", "!!") };
         out.push_str(&format!("{f}{name}\n{c}{}\n", list.join(" ")));

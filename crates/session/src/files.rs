@@ -87,11 +87,13 @@ pub fn optimize(options: &OptimizeOptions, watcher: &mut dyn Watcher) -> Result<
     watcher.phase("writing", None);
     let plan = restitch_apply_elf::plan_output(&module.image, &made.version, &file).map_err(refused)?;
     let replaced = replaced(&options.program, &options.output);
+    let privileges = without_privileges(&options.program, &options.output);
     write_output(&plan, &options.program, &options.output)?;
     timings.end("write");
     let mut result = RunResult::new("optimize", report::Target::file(&options.program));
     result.warnings = warnings;
     result.warnings.extend(replaced);
+    result.warnings.extend(privileges);
     result.warnings.extend(options.version.warning([&module].into_iter()));
     result.modules.push(module_report(source, &made.layout, &made.version));
     timings.end("report");
@@ -112,13 +114,42 @@ pub(crate) fn replaced(program: &Path, output: &Path) -> Option<String> {
     })
 }
 
-/// Writes a planned file, once it was read back and verified, with the permissions of the original.
+/// The set-user-id and set-group-id bits.
+const SET_IDS: u32 = 0o6000;
+
+/// What is to be said where the program runs with privileges, which an output never has: it is its writer's,
+/// and the program may be another user's.
+pub(crate) fn without_privileges(program: &Path, output: &Path) -> Option<String> {
+    let mode = std::fs::metadata(program).map_or(0, |about| about.permissions().mode());
+    let what = match mode & SET_IDS {
+        0 if has_capabilities(program) => "has capabilities",
+        0 => return None,
+        _ => "is a set-user-id or set-group-id program",
+    };
+    Some(format!(
+        "{} {what}; {} is not, and runs with the rights of who starts it; give it those that it is to have by chown, chmod or setcap",
+        program.display(),
+        output.display()
+    ))
+}
+
+fn has_capabilities(program: &Path) -> bool {
+    rustix::fs::getxattr(program, "security.capability", &mut [0u8; 64][..]).is_ok_and(|len| len > 0)
+}
+
+/// The permission bits of an output: those of the original, but that others than its writer change it, or run
+/// it with the writer's rights.
+fn mode_of_output(original: &Path) -> u32 {
+    std::fs::metadata(original).map_or(0o755, |about| about.permissions().mode() & 0o755)
+}
+
+/// Writes a planned file, once it was read back and verified, with the permissions of the original, but no
+/// privileges.
 pub(crate) fn write_output(plan: &ElfPlan, original: &Path, output: &Path) -> Result<(), SessionError> {
     let bad = |why: Why| SessionError::from(PipelineError::BadFile { path: original.into(), why });
     let bytes = plan.write();
     let unread = |e| bad(explained(format!("the output does not read back: {e}"), e));
     let reread = Image::parse(bytes.clone()).map_err(unread)?;
     restitch_apply_elf::verify(plan, &reread).map_err(|e| bad(e.into()))?;
-    let mode = std::fs::metadata(original).map_or(0o755, |m| m.permissions().mode() & 0o7777);
-    Ok(write_result(output, &bytes, mode)?)
+    Ok(write_result(output, &bytes, mode_of_output(original))?)
 }

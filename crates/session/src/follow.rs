@@ -198,7 +198,7 @@ impl Follower<'_> {
             .and_then(|f| f.file.metadata().ok())
             .map_or(0, |m| m.permissions().mode());
         if mode & 0o6000 != 0 {
-            return Err("it is a set-user-id or set-group-id program".into());
+            return Err(privileged(may_trace_all()).into());
         }
         let entry = procfs::auxv(pid)?.entry();
         entry.map(Some).ok_or_else(|| "it has no entry point".into())
@@ -289,4 +289,32 @@ impl Follower<'_> {
 fn program_of(pid: i32) -> Option<String> {
     let link = procfs::executable_path(pid).ok()?;
     Some(link.to_string_lossy().into_owned())
+}
+
+/// Why a set-user-id program is not counted. One that is traced does not get the rights of its owner, but
+/// where its tracer `may` trace all (`CAP_SYS_PTRACE`; execve(2)).
+fn privileged(may: bool) -> &'static str {
+    match may {
+        true => "it is a set-user-id or set-group-id program",
+        false => {
+            "it is a set-user-id or set-group-id program, which had no more rights than its caller's, as under every tracer (root records it with those of its owner, and so do --source burst and --source ip)"
+        }
+    }
+}
+
+fn may_trace_all() -> bool {
+    const CAP_SYS_PTRACE: u64 = 1 << 19;
+    let own = procfs::status(std::process::id() as i32).ok().and_then(|status| status.capabilities);
+    own.is_some_and(|capabilities| capabilities & CAP_SYS_PTRACE != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn privileges_that_a_tracer_takes_are_told() {
+        assert!(!privileged(true).contains("rights"));
+        assert!(privileged(false).contains("no more rights") && privileged(false).contains("--source ip"));
+    }
 }

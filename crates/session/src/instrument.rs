@@ -1,7 +1,7 @@
 //! `instrument`: a counting version of a whole program or library as a file, whose processes count in one
 //! shared file; and the profile that comes of it.
 
-use crate::files::{replaced, write_output};
+use crate::files::{replaced, without_privileges, write_output};
 use restitch_address::FileOffset;
 use restitch_apply::Why;
 use restitch_apply_elf::{CountsSource, place_counting, plan_counting};
@@ -87,6 +87,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
         CountsSource { path: counts, identity: file.identity(), counters: FileOffset::new(offset), len };
     let output = plan_counting(&module.image, &version, &source, &Default::default()).map_err(refused)?;
     let replaced = replaced(&options.program, &options.output);
+    let privileges = without_privileges(&options.program, &options.output);
     // First the counts, so that the program is never there without them.
     write_result(&options.counts, &file.write(), 0o644)?;
     write_output(&output, &options.program, &options.output).map_err(|error| SessionError::Unwritten {
@@ -100,6 +101,7 @@ pub fn instrument(options: &InstrumentOptions, watcher: &mut dyn Watcher) -> Res
 
     let mut result = RunResult::new("instrument", report::Target::file(&options.program));
     result.warnings.extend(replaced);
+    result.warnings.extend(privileges);
     let mut entry = module.report(&options.program.display().to_string());
     entry.version = Some(version_summary(&version));
     entry.counting = Some(derivation::planned(&plan, missing.len()));

@@ -13,6 +13,7 @@ use restitch_processes::SessionError;
 use restitch_processes::initial_sampling::Length;
 use restitch_processes::modules::Chosen;
 use restitch_processes::process_set::ProcessSet;
+use restitch_procfs as procfs;
 use restitch_profile::{Counted, CounterPlan, Derived, Vote, Weights, derive};
 use restitch_program::{CallId, FuncId, Program};
 use restitch_tracee::AskedToEnd;
@@ -171,13 +172,31 @@ impl CountedTime {
     }
 }
 
-/// Whether so little was counted in the `wanted` time that a layout of it would be one of chance: others may
-/// have had the processors. Then it is gone on, for some times the wanted time, as the processes may as well
-/// wait for work.
-fn is_too_little(counters: &[u64], counted: Duration, wanted: Duration) -> bool {
+/// Whether so little was counted in the `wanted` time that a layout of it would be one of chance. Then it is
+/// gone on, for some times the wanted time: the processes may wait for work; for half a minute while they are
+/// `hindered`, as others have the processors.
+fn is_too_little(
+    counters: &[u64],
+    counted: Duration,
+    wanted: Duration,
+    hindered: impl FnOnce() -> bool,
+) -> bool {
     const MOST: u32 = 3;
+    const MOST_HINDERED: Duration = Duration::from_secs(30);
     let increments = counters.iter().fold(0u64, |sum, counter| sum.saturating_add(*counter));
-    increments < LEAST_INCREMENTS && counted < MOST * wanted
+    let may_go_on = || counted < MOST * wanted || counted < MOST_HINDERED && hindered();
+    increments < LEAST_INCREMENTS && may_go_on()
+}
+
+/// Whether a thread of the set runs, or would if it had a processor.
+fn would_run(set: &ProcessSet) -> bool {
+    let is_running = |pid: i32, tid: i32| {
+        procfs::thread_stat(pid, tid).is_ok_and(|stat| stat.state == procfs::ProcessState::Running)
+    };
+    let any = |pid: i32| {
+        procfs::threads(pid).unwrap_or_default().into_iter().any(|thread| is_running(pid, thread.tid))
+    };
+    set.pids().into_iter().any(any)
 }
 
 /// Installs counting versions, waits (no longer than until this program is asked to end), and derives a
@@ -196,7 +215,7 @@ pub(crate) fn count(
     let (mut counted, mut counters) = (CountedTime::new(Instant::now()), Vec::new());
     let mut settling = Settling::new();
     while !length.is_over(counted.time(), || settling.settled)
-        || is_too_little(&counters, counted.time(), length.most())
+        || is_too_little(&counters, counted.time(), length.most(), || would_run(set))
     {
         if AskedToEnd::signal().is_some() || !set.leader_is_alive() {
             break;
@@ -282,11 +301,13 @@ mod tests {
     #[test]
     fn hardly_any_counts_are_too_little_for_some_time() {
         let second = Duration::from_secs(1);
-        assert!(is_too_little(&[], second, second));
-        assert!(is_too_little(&[LEAST_INCREMENTS / 2, 7], second, second));
-        assert!(!is_too_little(&[LEAST_INCREMENTS / 2; 2], second, second));
-        assert!(!is_too_little(&[u64::MAX, 1], second, second));
-        assert!(!is_too_little(&[7], 3 * second, second));
+        let is = |counters: &[u64], seconds: u32, hindered: bool| {
+            is_too_little(counters, seconds * second, second, || hindered)
+        };
+        assert!(is(&[], 1, false) && is(&[LEAST_INCREMENTS / 2, 7], 1, false));
+        assert!(!is(&[LEAST_INCREMENTS / 2; 2], 1, false) && !is(&[u64::MAX, 1], 1, false));
+        assert!(!is(&[7], 3, false));
+        assert!(is(&[7], 29, true) && !is(&[7], 30, true));
     }
 
     #[test]

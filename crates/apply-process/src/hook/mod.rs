@@ -62,10 +62,7 @@ pub(crate) fn plan(
     if sites.find.is_none() && sites.iterate.is_none() {
         // In one that has ended meanwhile nothing is found.
         memory.read_u64(target.modules[target.program].range.start)?;
-        return refuse(
-            "neither _dl_find_object nor dl_iterate_phdr was found in it (a static program without symbols?)"
-                .into(),
-        );
+        return refuse(not_found(target.modules[target.program].image.is_static()).into());
     }
     let near = sites.detours().first().map_or(target.program, |d| d.0.module);
     let page = reserve(near, CODE_LEN + DATA_LEN)?;
@@ -75,6 +72,18 @@ pub(crate) fn plan(
             Err(TraceError::Vanished { tid: target.pid(), operation: "planning the unwinder's hook" }.into())
         }
         Err(why) => refuse(why),
+    }
+}
+
+/// Why there is no function to ask for tables.
+fn not_found(is_static: bool) -> &'static str {
+    match is_static {
+        true => {
+            "neither _dl_find_object nor dl_iterate_phdr was found in it (a static program without symbols?)"
+        }
+        false => {
+            "neither _dl_find_object nor dl_iterate_phdr was found in the libraries that it was started with (dlmopen has loaded others of the same files, each with functions of its own?)"
+        }
     }
 }
 
