@@ -17,6 +17,7 @@ use restitch_procfs as procfs;
 use restitch_profile::{Counted, CounterPlan, Derived, Vote, Weights, derive};
 use restitch_program::{CallId, FuncId, Program};
 use restitch_tracee::AskedToEnd;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// A counting version of one module.
@@ -172,20 +173,44 @@ impl CountedTime {
     }
 }
 
-/// Whether so little was counted in the `wanted` time that a layout of it would be one of chance. Then it is
-/// gone on, for some times the wanted time: the processes may wait for work; for half a minute while they are
-/// `hindered`, as others have the processors.
-fn is_too_little(
-    counters: &[u64],
-    counted: Duration,
-    wanted: Duration,
-    hindered: impl FnOnce() -> bool,
-) -> bool {
+/// Whether so little has run in the `wanted` time that a layout of what was counted would be one of chance.
+/// Then it is gone on, for some times the wanted time: the processes may wait for work; for half a minute
+/// while they are `hindered`, as others have the processors.
+fn is_too_little(run: bool, counted: Duration, wanted: Duration, hindered: impl FnOnce() -> bool) -> bool {
     const MOST: u32 = 3;
     const MOST_HINDERED: Duration = Duration::from_secs(30);
-    let increments = counters.iter().fold(0u64, |sum, counter| sum.saturating_add(*counter));
-    let may_go_on = || counted < MOST * wanted || counted < MOST_HINDERED && hindered();
-    increments < LEAST_INCREMENTS && may_go_on()
+    !run && (counted < MOST * wanted || counted < MOST_HINDERED && hindered())
+}
+
+/// What the processes of a set have done since they count.
+struct Run {
+    /// Processor time of each thread at the beginning.
+    used: BTreeMap<i32, Duration>,
+}
+
+impl Run {
+    /// With less processor time and fewer increments they have hardly run.
+    const LEAST: Duration = Duration::from_millis(20);
+
+    fn begin(set: &ProcessSet) -> Self {
+        Self { used: Self::used(set).collect() }
+    }
+
+    fn is_enough(&self, set: &ProcessSet, counters: &[u64]) -> bool {
+        let increments = counters.iter().fold(0u64, |sum, counter| sum.saturating_add(*counter));
+        let before = |tid: i32| self.used.get(&tid).copied().unwrap_or_default();
+        let run = || Self::used(set).map(|(tid, used)| used.saturating_sub(before(tid))).sum::<Duration>();
+        increments >= LEAST_INCREMENTS || run() >= Self::LEAST
+    }
+
+    /// Processor time of each thread that there is now.
+    fn used(set: &ProcessSet) -> impl Iterator<Item = (i32, Duration)> {
+        let times = |pid: i32| {
+            let threads = procfs::threads(pid).unwrap_or_default().into_iter().map(|thread| thread.tid);
+            threads.filter_map(move |tid| Some((tid, procfs::thread_cpu_time(pid, tid).ok()?)))
+        };
+        set.pids().into_iter().flat_map(times)
+    }
 }
 
 /// Whether a thread of the set runs, or would if it had a processor.
@@ -213,10 +238,11 @@ pub(crate) fn count(
     let report = set.switch(versions, VersionKind::Counting, watcher)?;
     watcher.phase("counting", Some(length.most().as_secs_f64()));
     let (mut counted, mut counters) = (CountedTime::new(Instant::now()), Vec::new());
-    let mut settling = Settling::new();
-    while !length.is_over(counted.time(), || settling.settled)
-        || is_too_little(&counters, counted.time(), length.most(), || would_run(set))
-    {
+    let (mut settling, run) = (Settling::new(), Run::begin(set));
+    let hardly_ran = |counters: &[u64], counted: Duration| {
+        is_too_little(run.is_enough(set, counters), counted, length.most(), || would_run(set))
+    };
+    while !length.is_over(counted.time(), || settling.settled) || hardly_ran(&counters, counted.time()) {
         if AskedToEnd::signal().is_some() || !set.leader_is_alive() {
             break;
         }
@@ -299,15 +325,14 @@ mod tests {
     }
 
     #[test]
-    fn hardly_any_counts_are_too_little_for_some_time() {
+    fn what_has_hardly_run_is_too_little_for_some_time() {
         let second = Duration::from_secs(1);
-        let is = |counters: &[u64], seconds: u32, hindered: bool| {
-            is_too_little(counters, seconds * second, second, || hindered)
+        let is = |run: bool, seconds: u32, hindered: bool| {
+            is_too_little(run, seconds * second, second, || hindered)
         };
-        assert!(is(&[], 1, false) && is(&[LEAST_INCREMENTS / 2, 7], 1, false));
-        assert!(!is(&[LEAST_INCREMENTS / 2; 2], 1, false) && !is(&[u64::MAX, 1], 1, false));
-        assert!(!is(&[7], 3, false));
-        assert!(is(&[7], 29, true) && !is(&[7], 30, true));
+        assert!(is(false, 2, false) && !is(false, 3, false));
+        assert!(is(false, 29, true) && !is(false, 30, true));
+        assert!(!is(true, 1, true) && !is(true, 1, false));
     }
 
     #[test]
