@@ -183,6 +183,7 @@ fn output_that_nobody_reads_or_that_has_no_room() {
     let analyze = ["analyze", &program];
     let help = [&["--help"][..], &["-V"], &["help", "attach"], &["kernel", "find", "-h"]];
     let cache = files.at("c").to_string_lossy().into_owned();
+    std::fs::create_dir(&cache).expect("the folder is writable");
     let results = [&analyze[..], &["status"], &["cache", "list", "--cache", &cache]];
     for arguments in results.into_iter().chain(help) {
         let mut command = files.restitch.command(arguments);

@@ -365,7 +365,11 @@ fn what_goes_wrong_with_the_cache_does_not_stop_the_command() {
     assert_eq!(right.status.code(), Some(0), "{}", right.stderr);
     // The configuration may name the cache, as seen from its folder, if somebody has named it.
     std::fs::write(&config, "[batch]\ncache = \"here\"\n").expect("written");
-    let listed = finish(batch.restitch.command(&["cache", "list", "--config"]).arg(&config));
+    let list = || finish(batch.restitch.command(&["cache", "list", "--config"]).arg(&config));
+    expect_message(&list(), code::BAD_INPUT, &["here: there is no cache"]);
+    assert!(!folder.join("here").exists(), "a name that was mistyped comes into being");
+    std::fs::create_dir(folder.join("here")).expect("the folder is writable");
+    let listed = list();
     listed.expect(code::DONE);
     assert!(folder.join("here/v1").exists(), "{}", listed.stderr);
 }

@@ -200,7 +200,7 @@ fn namespaces_come_and_go_beside_the_list_for_debuggers() {
 /// Where the C library is there several times, the process is refused with the reason, or exceptions pass.
 #[test]
 fn a_process_with_two_c_libraries_is_told_apart_from_a_static_one() {
-    let Some(program) = stoppable("namespaces.cc", &["-O2", "-D_GNU_SOURCE", "-ldl"]) else { return };
+    let Some(program) = stoppable("loaded/namespaces.cc", &["-O2", "-ldl"]) else { return };
     let (restitch, mut target) = (Restitch::new(), Target::start(&program));
     let attached = restitch.attach(target.pid(), &[]);
     target.assert_computing(&format!("after attach: {}", attached.stderr));

@@ -1,6 +1,6 @@
 /* The C library several times, each with its own functions for unwinders: dlmopen loads a library into a namespace of its own.
  * Exceptions are thrown all the time. */
-#include "check.h"
+#include "../check.h"
 #include <dlfcn.h>
 
 static double (*root)(double);
