@@ -365,10 +365,14 @@ mod tests {
     }
 
     #[test]
-    fn where_the_cost_shows_nothing_the_rate_decides() {
-        let faster = judged((1000.0, 50_000.0), (1200.0, 50_000.0));
-        assert_eq!((faster.verdict.metric.as_str(), faster.verdict.helped), ("requests", Helped::Yes));
-        assert_eq!(faster.beside.expect("the cost").helped, Helped::Unclear);
+    fn a_machine_that_becomes_quieter_makes_no_layout_good() {
+        let more = judged((1000.0, 50_000.0), (1200.0, 50_000.0));
+        assert_eq!((more.verdict.unit.as_str(), more.verdict.helped), ("us", Helped::Unclear));
+        assert_eq!(more.beside.expect("the rate").helped, Helped::Yes);
+    }
+
+    #[test]
+    fn the_rate_decides_where_nobody_knows_the_cost() {
         let unknown = judged((1000.0, f64::NAN), (500.0, f64::NAN));
         assert_eq!((unknown.verdict.helped, unknown.beside), (Helped::No, None));
     }
@@ -389,7 +393,7 @@ mod tests {
         let of = |work: &[f64]| work.iter().map(|work| window(*work, f64::NAN)).collect::<Vec<_>>();
         for (before, after, why) in [
             (&[1.0; 6][..], &[3.0; 12][..], "it grows in steps"),
-            (&[1.0, 1.0, 900.0, 1.0, 1.0, 1.0], &[900.0; 12], "in 1 of 6 windows before and 12 of 12 after"),
+            (&[1.0, 1.0, 900.0, 1.0, 1.0, 1.0], &[900.0; 12], "in 1 of 6 looks before and 12 of 12 after"),
             (&[1.0; 16], &[1.0; 16], "it mostly grows by 1 each time that it is read"),
             (&[900.0; 6], &[900.0, -8000.0, 900.0], "it became smaller"),
             (&[0.0; 6], &[0.0; 6], "no work was done"),
