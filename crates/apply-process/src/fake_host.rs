@@ -4,9 +4,9 @@
 
 use crate::error::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
-use crate::installed_version::InstalledVersion;
 use crate::running_host::{Host, MappedNear, ToMap};
 use crate::stub::StubSite;
+use crate::switch_plan::SwitchPlan;
 use crate::trial_host::{TrialHost, mapping_of};
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_apply::Why;
@@ -187,7 +187,7 @@ impl Host for FakeHost {
         Ok(Duration::ZERO)
     }
 
-    fn stop(&mut self, _leaving: &[InstalledVersion]) -> Result<Still<'_>, ProcessError> {
+    fn stop(&mut self, _plan: &SwitchPlan<'_>) -> Result<Still<'_>, ProcessError> {
         Ok(Still(self))
     }
 
@@ -284,7 +284,7 @@ mod tests {
         fn unmap(&mut self, ranges: &[AvmaRange]) -> Result<Duration, ProcessError> {
             self.0.unmap(ranges)
         }
-        fn stop(&mut self, _leaving: &[InstalledVersion]) -> Result<StillImmovable<'_>, ProcessError> {
+        fn stop(&mut self, _plan: &SwitchPlan<'_>) -> Result<StillImmovable<'_>, ProcessError> {
             Ok(StillImmovable(Still(&mut self.0)))
         }
         fn stop_anywhere(&mut self) -> Result<StillImmovable<'_>, ProcessError> {

@@ -3,13 +3,13 @@
 
 use crate::error::ProcessError;
 use crate::hook;
-use crate::installed_version::InstalledVersion;
 use crate::memory::counter_area::CounterArea;
 use crate::memory::mapping::{Mapped, in_memory, map_in_memory};
 use crate::memory::replacement_mapping::PlannedReplacement;
 use crate::running_host::{Host, MappedNear, ToMap};
 use crate::state::journal::VersionKind;
 use crate::stub::{StubSite, with_borrowed};
+use crate::switch_plan::SwitchPlan;
 use crate::target::Target;
 use crate::threads::in_between;
 use restitch_address::{Avma, AvmaRange};
@@ -67,10 +67,10 @@ impl Host for ProcessHost<'_> {
         Ok(held)
     }
 
-    fn stop(&mut self, leaving: &[InstalledVersion]) -> Result<Stopped, ProcessError> {
+    fn stop(&mut self, plan: &SwitchPlan<'_>) -> Result<Stopped, ProcessError> {
         match self.held.take() {
             Some(stopped) => Ok(stopped),
-            None => stop_alone_at_boundaries(self.target.pid(), self.alone, leaving),
+            None => stop_alone_at_boundaries(self.target.pid(), self.alone, plan),
         }
     }
 
@@ -79,32 +79,34 @@ impl Host for ProcessHost<'_> {
     }
 }
 
-/// Stops all threads where a version has original equivalents, and nobody else works in the memory, by trying
-/// again: such windows are a few instructions long, and such processes mostly live for a moment. (Stepping
-/// out of the windows is no way: a thread that is being stepped when this program is killed ends by SIGTRAP.)
-/// After many tries a window is accepted, and the version is kept then.
+/// Stops all threads where a version has original equivalents and the original has some in what arrives, and
+/// nobody else works in the memory, by trying again: such windows are a few instructions long, and such
+/// processes mostly live for a moment. (Stepping out of the windows is no way: a thread that is being stepped
+/// when this program is killed ends by SIGTRAP.) After many tries a window is accepted, and the version is
+/// kept then, or a thread stays in original code.
 ///
 /// # Errors
 /// If the process cannot be stopped; [`TraceError::SharedMemory`] after many tries.
 fn stop_alone_at_boundaries(
     pid: i32,
     alone: AloneInMemory,
-    leaving: &[InstalledVersion],
+    plan: &SwitchPlan<'_>,
 ) -> Result<Stopped, ProcessError> {
     const MOST_TRIES: u64 = 40;
     let mut attempt = 1;
     loop {
         let stopped = Stopped::seize_all_to_borrow(pid)?;
         let shared = alone.verify_stopped();
-        if shared.is_ok() && (attempt >= MOST_TRIES || !in_between(&stopped, leaving)?) {
+        if shared.is_ok() && (attempt >= MOST_TRIES || !in_between(&stopped, plan)?) {
             return Ok(stopped);
         }
         stopped.resume();
         if attempt >= MOST_TRIES {
             shared?;
         }
-        // Odd times, so as not to meet a loop at the same place again and again.
-        std::thread::sleep(Duration::from_micros(37 * attempt));
+        // Odd times, so as not to meet a loop at the same place again and again; longer ones in the end, as a
+        // thread goes nowhere while others have the processors.
+        std::thread::sleep(Duration::from_micros(37 * attempt * (1 + attempt / 8)));
         attempt += 1;
     }
 }

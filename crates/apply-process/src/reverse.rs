@@ -1,18 +1,21 @@
 //! The address map turned around: from original addresses to those in a version.
 
-use restitch_address::Svma;
-use restitch_emit::PieceKind;
+use restitch_address::{Svma, SvmaRange};
+use restitch_emit::{MapPiece, PieceKind};
 use std::cmp::Reverse;
 
 /// The address map turned around.
 pub(crate) struct ReverseMap {
     /// Sorted by original address: (original, version, length); length 0 for single boundaries.
     pieces: Vec<(Svma, Svma, u32)>,
+    /// Original code whose copy is in a state of its own, sorted: between the load of a jump-table entry and
+    /// the jump.
+    opaque: Vec<SvmaRange>,
 }
 
 impl ReverseMap {
     /// Of duplicates any one is right: what is known already is kept.
-    pub fn new(pieces: &[restitch_emit::MapPiece]) -> Self {
+    pub fn new(pieces: &[MapPiece]) -> Self {
         let mut out: Vec<(Svma, Svma, u32)> = pieces
             .iter()
             .filter_map(|p| match p.kind {
@@ -33,7 +36,14 @@ impl ReverseMap {
             end = *original + u64::from(*len).max(1);
             true
         });
-        Self { pieces: out }
+        let mut out = Self { pieces: out, opaque: Vec::new() };
+        // Inserted code is opaque in front of an instruction that has a copy.
+        let opaque =
+            pieces.iter().filter(|p| p.kind == PieceKind::Opaque && out.boundary(p.original).is_none());
+        let mut opaque: Vec<_> = opaque.map(|p| SvmaRange::new(p.original, p.len.into())).collect();
+        opaque.sort_unstable_by_key(|range| range.start);
+        out.opaque = opaque;
+        out
     }
 
     /// Where the instruction at original address `at` stands.
@@ -42,6 +52,13 @@ impl ReverseMap {
         let (original, version, len) = self.pieces[i];
         let delta = at.offset_from(original) as u64;
         (delta < u64::from(len) || delta == 0).then_some(version + delta)
+    }
+
+    /// Whether who stands at original address `at` is between two places that the version has, and will be at
+    /// the second one in a moment.
+    pub fn is_in_between(&self, at: Svma) -> bool {
+        let behind = self.opaque.partition_point(|range| range.start <= at);
+        self.opaque[..behind].last().is_some_and(|range| range.contains(at))
     }
 
     /// Where the copied byte at original address `at` stands.
@@ -57,7 +74,6 @@ impl ReverseMap {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use restitch_emit::MapPiece;
 
     /// A program of blocks of four bytes, the last one a branch; copies of runs of it, some of them of the
     /// same blocks.
@@ -94,6 +110,28 @@ mod tests {
             joined
         });
         out
+    }
+
+    #[test]
+    fn who_has_loaded_the_entry_of_a_table_is_in_between() {
+        let piece = |version, original, len, kind| MapPiece {
+            version: Svma::new(version),
+            original: Svma::new(original),
+            len,
+            kind,
+        };
+        // A counter that keeps the flags; the load of four bytes, anew in seven; an addition and the jump.
+        let reverse = ReverseMap::new(&[
+            piece(0x9000, 0x1000, 2, PieceKind::Inserted),
+            piece(0x9002, 0x1000, 9, PieceKind::Opaque),
+            piece(0x900b, 0x1000, 3, PieceKind::Linear),
+            piece(0x900e, 0x1003, 7, PieceKind::Branch),
+            piece(0x9015, 0x1007, 3, PieceKind::Opaque),
+            piece(0x9018, 0x100a, 2, PieceKind::Opaque),
+            piece(0x901a, 0x1010, 4, PieceKind::Linear),
+        ]);
+        let between: Vec<u64> = (0xff8..0x1020).filter(|at| reverse.is_in_between(Svma::new(*at))).collect();
+        assert_eq!(between, [0x1007, 0x1008, 0x1009, 0x100a, 0x100b]);
     }
 
     proptest! {

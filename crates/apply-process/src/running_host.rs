@@ -6,12 +6,11 @@
 
 use crate::error::ProcessError;
 use crate::host::{CodeMemory, StoppedHost};
-use crate::installed_version::InstalledVersion;
 use crate::memory::counter_area::CounterArea;
 use crate::memory::replacement_mapping::PlannedReplacement;
 use crate::state::hook_journal::JournalHook;
 use crate::state::journal::JournalReplacement;
-use crate::switch_plan::{Arriving, Incoming};
+use crate::switch_plan::{Arriving, Incoming, SwitchPlan};
 use restitch_address::{Avma, AvmaRange};
 use restitch_procfs::Mapping;
 use std::time::Duration;
@@ -73,8 +72,8 @@ pub(crate) trait Host {
     /// Unmaps these ranges, mapped or not; how long one context was held for it.
     fn unmap(&mut self, ranges: &[AvmaRange]) -> Result<Duration, ProcessError>;
 
-    /// Stops it where the versions `leaving` have original equivalents, if that can be.
-    fn stop(&mut self, leaving: &[InstalledVersion]) -> Result<Self::Stopped<'_>, ProcessError>;
+    /// Stops it where leaving and arriving versions have equivalents, if that can be.
+    fn stop(&mut self, plan: &SwitchPlan<'_>) -> Result<Self::Stopped<'_>, ProcessError>;
 
     /// Stops it wherever it is.
     fn stop_anywhere(&mut self) -> Result<Self::Stopped<'_>, ProcessError>;

@@ -221,7 +221,7 @@ fn change(
     ready: Ready,
 ) -> Result<(Result<Done, ProcessError>, SwitchReport), ProcessError> {
     let walker = Walker::new(stop.target, &stop.plan.leaving);
-    let stopped = host.stop(&stop.plan.leaving)?;
+    let stopped = host.stop(stop.plan)?;
     let seen = Seen::of(&stopped, &walker)?;
     // Beyond this point the code changes.
     Ok(stop.carry_out(attached, stopped, ready, seen))

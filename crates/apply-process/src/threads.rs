@@ -3,7 +3,6 @@
 use crate::error::ProcessError;
 use crate::frames::{Walk, Walker};
 use crate::host::{CodeMemory, StoppedHost};
-use crate::installed_version::InstalledVersion;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use crate::words::WordFinder;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
@@ -186,6 +185,14 @@ impl SwitchPlan<'_> {
         })
     }
 
+    /// Whether original address `at` is between two places of the arriving versions.
+    fn is_in_between(&self, at: Avma) -> bool {
+        self.arriving.iter().any(|a| {
+            let bias = LoadBias::between(Svma::new(0), Avma::new(a.record.bias));
+            a.reverse.is_in_between(bias.to_stated(at))
+        })
+    }
+
     /// Where a thread goes that stands at original address `at` after leaving a version.
     pub fn destination_or_original(&self, at: Avma) -> Avma {
         self.destination(at).unwrap_or(at)
@@ -255,12 +262,14 @@ pub(crate) fn stands_in(stopped: &impl StoppedHost, range: AvmaRange) -> Result<
     Ok(false)
 }
 
-/// Whether a thread stands where a version has no original equivalent: between the load and the jump of a
-/// dispatch, or inside a flag-keeping counter. It cannot be moved from there, and its frames cannot be
-/// followed.
-pub(crate) fn in_between(stopped: &impl StoppedHost, old: &[InstalledVersion]) -> Result<bool, ProcessError> {
+/// Whether a thread stands where there is no equivalent: between the load and the jump of a dispatch, or inside
+/// a flag-keeping counter. It cannot be moved out of a leaving version from there, and its frames cannot be
+/// followed; in original code it stays in the old layout until its function is called again, which a loop that
+/// does not end never is.
+pub(crate) fn in_between(stopped: &impl StoppedHost, plan: &SwitchPlan<'_>) -> Result<bool, ProcessError> {
     let opaque = |at: Avma| {
-        old.iter().any(|o| o.range.contains(at) && o.module.is_some() && o.to_original(at).is_none())
+        let old = plan.leaving.iter().filter(|o| o.range.contains(at) && o.module.is_some());
+        old.into_iter().any(|o| o.to_original(at).is_none()) || plan.is_in_between(at)
     };
     for tid in stopped.threads() {
         let registers = stopped.registers(tid)?;

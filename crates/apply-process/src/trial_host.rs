@@ -6,9 +6,9 @@
 
 use crate::error::ProcessError;
 use crate::host::{CodeMemory, Exchange, StoppedHost};
-use crate::installed_version::InstalledVersion;
 use crate::running_host::{Host, MappedNear, ToMap};
 use crate::stub::StubSite;
+use crate::switch_plan::SwitchPlan;
 use restitch_address::{Avma, AvmaRange, PAGE};
 use restitch_apply::Why;
 use restitch_procfs::{self as procfs, Mapping};
@@ -295,9 +295,9 @@ impl<'a, H: Host> Host for FaultyHost<'a, H> {
         Ok(Duration::ZERO)
     }
 
-    fn stop(&mut self, leaving: &[InstalledVersion]) -> Result<Self::Stopped<'_>, ProcessError> {
+    fn stop(&mut self, plan: &SwitchPlan<'_>) -> Result<Self::Stopped<'_>, ProcessError> {
         self.faults.step()?;
-        Ok(Faulty { host: self.host.stop(leaving)?, faults: self.faults })
+        Ok(Faulty { host: self.host.stop(plan)?, faults: self.faults })
     }
 
     fn stop_anywhere(&mut self) -> Result<Self::Stopped<'_>, ProcessError> {

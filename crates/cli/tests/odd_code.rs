@@ -38,6 +38,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("odd/unrolled.c", &["-O2", "-fno-pie", "-no-pie", "-s"]),
     ("odd/position.c", &["-O2"]),
     ("odd/position.c", &["-O1", "-no-pie", "-s"]),
+    ("odd/dispatch.c", &["-O2", "-pthread"]),
     ("odd/patched.c", &["-O2", "-fcf-protection=none"]),
     ("odd/patched.c", &["-O1", "-fcf-protection=none", "-DABSOLUTE", "-s"]),
     ("odd/patched.c", &["-O2", "-fcf-protection=none", "-no-pie", "-s"]),
@@ -166,6 +167,22 @@ fn odd_programs_are_attached_to_and_given_back() {
         target.assert_goes_back(&restitch);
         target.stop();
     }
+}
+
+/// Wherever its thread stands when it is stopped: a loop that is never left would stay in the old layout for
+/// ever.
+#[test]
+fn threads_between_the_load_and_the_jump_of_a_dispatch_are_taken_along() {
+    let Some(program) = stoppable("odd/dispatch.c", &["-O2", "-pthread"]) else { return };
+    let (restitch, mut target) = (Restitch::new(), Target::start(&program));
+    let pid = target.pid().to_string();
+    for _ in 0..8 {
+        let attach = ["attach", &pid, "--duration", "0.5", "--measure", "0", "--keep-in-place", "off"];
+        let apply = done(&mut restitch.command(&attach)).apply.expect("it was moved");
+        assert_eq!((apply.moved_to_counting, apply.moved_to_layout), (1, 1), "{apply:?}");
+        target.assert_goes_back(&restitch);
+    }
+    target.stop();
 }
 
 /// What `analyze` says of the file, in one line.
