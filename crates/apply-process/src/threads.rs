@@ -262,10 +262,10 @@ pub(crate) fn stands_in(stopped: &impl StoppedHost, range: AvmaRange) -> Result<
     Ok(false)
 }
 
-/// Whether a thread stands where there is no equivalent: between the load and the jump of a dispatch, or inside
-/// a flag-keeping counter. It cannot be moved out of a leaving version from there, and its frames cannot be
-/// followed; in original code it stays in the old layout until its function is called again, which a loop that
-/// does not end never is.
+/// Whether a thread stands where there is no equivalent: between the load and the jump of a dispatch, or
+/// inside a flag-keeping counter. It cannot be moved out of a leaving version from there, and its frames
+/// cannot be followed; in original code it stays in the old layout until its function is called again, which
+/// a loop that does not end never is.
 pub(crate) fn in_between(stopped: &impl StoppedHost, plan: &SwitchPlan<'_>) -> Result<bool, ProcessError> {
     let opaque = |at: Avma| {
         let old = plan.leaving.iter().filter(|o| o.range.contains(at) && o.module.is_some());
