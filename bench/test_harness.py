@@ -351,6 +351,9 @@ class Report(unittest.TestCase):
         rows = list(attaches.rows("redis", seen))
         self.assertEqual(rows[0], "| redis, given | own work | 20 | 20 | 1.000 | 0.500 to 2.000 |")
         self.assertEqual(rows[3], "| redis, counted | active after | 100 | 100 | 1.000 | 0.500 to 1.000 |")
+        by_phase = list(attaches.rows("redis", seen, by_phase=True))
+        self.assertEqual(by_phase[2], "| redis, given | layout | 20 | 20 | 1.000 | 0.500 to 2.000 |")
+        self.assertEqual([row for row in by_phase if "layout" not in row], rows)
 
     def test_pauses_become_tables(self):
         parts = [{"name": n, "us": us} for n, us in ((pauses.COUNTING, 2000), (pauses.LAYOUT, 1000), (pauses.PART + "stopping threads", 700), (pauses.HELD, 300))]

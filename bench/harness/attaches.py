@@ -1,6 +1,6 @@
 """Compares `attach` of two builds of restitch, A and B: restitch's own work (all phases but those that watch the target) and the time until the new
 layout is active, with a profile that was recorded before (given) and with two seconds of counting (counted). Both attach to the same process under
-load, in turn and in changing order, with a revert after each. Medians of ratios B/A, and their range."""
+load, in turn and in changing order, with a revert after each. Medians of ratios B/A, and their range; with --phases those of each phase, too."""
 
 import argparse
 import statistics
@@ -39,10 +39,18 @@ def compare(load, builds, rounds, log):
     return seen
 
 
-def rows(load, seen):
+def phases(attaches):
+    """What is measured of each phase that took all of them some time, in the order of the first one."""
+    names = [p["name"] for p in attaches[0]["phases"] if p["name"] not in pauses.WATCHING]
+    common = [n for n in dict.fromkeys(names) if all(any(p["name"] == n and p["ms"] > 0 for p in a["phases"]) for a in attaches)]
+    return {n: lambda a, n=n: sum(p["ms"] for p in a["phases"] if p["name"] == n) for n in common}
+
+
+def rows(load, seen, by_phase=False):
     """Lines of a table: what was measured, medians of A and B in ms, the ratio with its range."""
     for way in WAYS:
-        for what, of in MEASURED.items():
+        measured = MEASURED | (phases(seen[way, 0] + seen[way, 1]) if by_phase else {})
+        for what, of in measured.items():
             a, b = ([of(attached) for attached in seen[way, which]] for which in range(2))
             middle, least, largest = ratios(a, b)
             yield f"| {load}, {way} | {what} | {statistics.median(a):.0f} | {statistics.median(b):.0f} | {middle:.3f} | {least:.3f} to {largest:.3f} |"
@@ -54,9 +62,10 @@ def main(argv):
     parser.add_argument("b", help="the other one")
     parser.add_argument("loads", nargs="*", choices=[[], *pauses.LOADS], help="all of `pause` by default")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--phases", action="store_true", help="each phase of the work, too")
     options = parser.parse_args(argv)
     print("| load | measured | A, ms | B, ms | B/A | range |\n|---|---|---|---|---|---|")
     for load in options.loads or pauses.LOADS:
-        for row in rows(load, compare(load, (options.a, options.b), options.rounds, lambda *_: None)):
+        for row in rows(load, compare(load, (options.a, options.b), options.rounds, lambda *_: None), options.phases):
             print(row, flush=True)
     return 0
