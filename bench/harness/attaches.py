@@ -19,7 +19,7 @@ def ratios(a, b):
     return statistics.median(all_ratios), all_ratios[0], all_ratios[-1]
 
 
-def compare(load, builds, rounds, log):
+def compare(load, builds, rounds, log, ways=WAYS):
     """What was measured of each attach, by way and build."""
     _, start = pauses.LOADS[load]
     seen = {}
@@ -27,13 +27,13 @@ def compare(load, builds, rounds, log):
         restitchs = [Restitch(path, False, log) for path in builds]
         pid, work, tree = start(machine, restitchs[0])
         with pauses.under_load(work):
-            profiles = [machine.path(f"{number}.profile") for number in range(2)]
-            for restitch, profile in zip(restitchs, profiles):
-                restitch.call(["record", "-p", str(pid), "--duration", "2", "-o", profile, *(["--tree"] if tree else [])], machine)
+            # One for both: what two recordings of one load hold differs, and so does the work that they give.
+            profile = machine.path("profile")
+            restitchs[0].call(["record", "-p", str(pid), "--duration", "2", "-o", profile, *(["--tree"] if tree else [])], machine)
             for number in range(rounds):
-                for way in WAYS:
+                for way in ways:
                     for which in ((0, 1), (1, 0))[number % 2]:
-                        how = ["--profile", profiles[which]] if way == "given" else ["--duration", "2"]
+                        how = ["--profile", profile] if way == "given" else ["--duration", "2"]
                         attached = pauses.one_round(restitchs[which], machine, pid, tree, how)["attach"]
                         seen.setdefault((way, which), []).append(attached)
     return seen
@@ -48,7 +48,7 @@ def phases(attaches):
 
 def rows(load, seen, by_phase=False):
     """Lines of a table: what was measured, medians of A and B in ms, the ratio with its range."""
-    for way in WAYS:
+    for way in dict.fromkeys(way for way, _ in seen):
         measured = MEASURED | (phases(seen[way, 0] + seen[way, 1]) if by_phase else {})
         for what, of in measured.items():
             a, b = ([of(attached) for attached in seen[way, which]] for which in range(2))
@@ -62,10 +62,11 @@ def main(argv):
     parser.add_argument("b", help="the other one")
     parser.add_argument("loads", nargs="*", choices=[[], *pauses.LOADS], help="all of `pause` by default")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--way", choices=WAYS, help="one of the two; both by default")
     parser.add_argument("--phases", action="store_true", help="each phase of the work, too")
     options = parser.parse_args(argv)
     print("| load | measured | A, ms | B, ms | B/A | range |\n|---|---|---|---|---|---|")
     for load in options.loads or pauses.LOADS:
-        for row in rows(load, compare(load, (options.a, options.b), options.rounds, lambda *_: None), options.phases):
+        for row in rows(load, compare(load, (options.a, options.b), options.rounds, lambda *_: None, [options.way] if options.way else WAYS), options.phases):
             print(row, flush=True)
     return 0
