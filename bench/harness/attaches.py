@@ -1,5 +1,5 @@
 """Compares `attach` of two builds of restitch, A and B: restitch's own work (all phases but those that watch the target) and the time until the new
-layout is active, with a profile that was recorded before (given) and with two seconds of counting (counted). Both attach to the same process under
+layout is active, with one profile that A has recorded before (given) and with two seconds of counting (counted). Both attach to the same process under
 load, in turn and in changing order, with a revert after each. Medians of ratios B/A, and their range; with --phases those of each phase, too."""
 
 import argparse

@@ -3,6 +3,7 @@
 use crate::error::ProcessError;
 use crate::frames::{Walk, Walker};
 use crate::host::{CodeMemory, StoppedHost};
+use crate::installed_version::InstalledVersion;
 use crate::switch_plan::{SwitchPlan, SwitchReport};
 use crate::words::WordFinder;
 use restitch_address::{Avma, AvmaRange, LoadBias, Svma};
@@ -268,8 +269,8 @@ pub(crate) fn stands_in(stopped: &impl StoppedHost, range: AvmaRange) -> Result<
 /// a loop that does not end never is.
 pub(crate) fn in_between(stopped: &impl StoppedHost, plan: &SwitchPlan<'_>) -> Result<bool, ProcessError> {
     let opaque = |at: Avma| {
-        let old = plan.leaving.iter().filter(|o| o.range.contains(at) && o.module.is_some());
-        old.into_iter().any(|o| o.to_original(at).is_none()) || plan.is_in_between(at)
+        let is_in = |o: &InstalledVersion| o.range.contains(at) && o.module.is_some();
+        plan.leaving.iter().any(|o| is_in(o) && o.to_original(at).is_none()) || plan.is_in_between(at)
     };
     for tid in stopped.threads() {
         let registers = stopped.registers(tid)?;
