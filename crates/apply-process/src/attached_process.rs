@@ -10,7 +10,6 @@ use crate::memory::stray_pointers::StrayPointers;
 use crate::state::journal::{Journal, JournalPatch, VersionKind};
 use crate::state::locks::Lock;
 use crate::state::map_file::StoredMap;
-use crate::state::state_file;
 use crate::state::store::StateDir;
 use crate::stub::settle;
 use crate::target::{ImageCache, Module, Target, no_program};
@@ -367,8 +366,8 @@ fn from_records(dir: &StateDir, target: &Target, maps: &[Mapping]) -> Option<Jou
         let Some(module) = target.modules.iter().find(|m| m.bias == bias && m.path == v.module) else {
             continue;
         };
-        let stored = state_file::read(&v.map_file).ok().and_then(|b| StoredMap::read(&b)).unwrap_or_default();
-        journal.patches.extend(stored.redirects.iter().filter_map(|r| inherited_patch(module, r)));
+        let redirects = StoredMap::redirects_in(&v.map_file).unwrap_or_default();
+        journal.patches.extend(redirects.iter().filter_map(|r| inherited_patch(module, r)));
     }
     journal.patches.sort_by_key(|p| p.at);
     journal.patches.dedup_by_key(|p| p.at);

@@ -424,12 +424,14 @@ impl ProcessSet {
     }
 
     /// Does `work` with each process of the set once, those included that are forked meanwhile: they begin in
-    /// the state that their parent had. It may break off.
+    /// the state that their parent had. It may break off. It ends when nobody is there that has not been met,
+    /// but for those that need no work: where processes are forked all the time, one has always come.
     ///
     /// # Errors
     /// If no process can be looked at any more.
-    fn with_each(
+    fn with_each_but(
         &mut self,
+        needs_none: impl Fn(&AttachedProcess) -> bool,
         mut work: impl FnMut(&mut AttachedProcess) -> ControlFlow<()>,
     ) -> Result<(), SessionError> {
         let mut done: BTreeSet<i32> = BTreeSet::new();
@@ -441,7 +443,7 @@ impl ProcessSet {
             }
             done.extend(self.pids());
             self.refresh()?;
-            if self.pids().iter().all(|pid| done.contains(pid)) {
+            if self.all().all(|live| done.contains(&live.target().pid()) || needs_none(live)) {
                 return Ok(());
             }
         }
@@ -465,7 +467,7 @@ impl ProcessSet {
         }
         let new = Change { leader: &leader, versions, kind, retargeted_slots: self.retargeted_slots };
         let mut total = Total::default();
-        let looked = self.with_each(|live| total.take(new.make(live, watcher)));
+        let looked = self.with_each_but(|live| new.is_made(live), |live| total.take(new.make(live, watcher)));
         if let Some(error) = total.failed {
             self.give_up_switch(watcher);
             return Err(error.into());
@@ -489,13 +491,16 @@ impl ProcessSet {
     pub fn take_back(&mut self, watcher: &mut dyn Watcher) -> Result<(), SessionError> {
         let leader = self.leader.target().pid();
         let (mut failed, mut patience) = (None, Patience::default());
-        self.with_each(|live| {
+        self.with_each_but(has_nothing, |live| {
             // With the lock the journal is read anew.
             let locked = patience.with_lock(|| live.lock());
             let result = locked.and_then(|()| match live.journal().is_empty() {
                 true => Ok(()),
                 false => live.revert().map(drop),
             });
+            if result.is_ok() {
+                unmap_at_once(live);
+            }
             match result {
                 Err(_) if !live.target().process.is_alive() => {}
                 Err(error) if live.target().pid() == leader => failed = Some(error),
@@ -515,7 +520,7 @@ impl ProcessSet {
         let leader = self.leader.target().pid();
         let (mut told, mut patience) = (Vec::new(), Patience::default());
         // An error: no process can be looked at any more, and none is added.
-        let _ = self.with_each(|live| {
+        let _ = self.with_each_but(has_nothing, |live| {
             let pid = live.target().pid();
             // With the lock the journal is read anew.
             let locked = patience.with_lock(|| live.lock());
@@ -523,6 +528,9 @@ impl ProcessSet {
                 true => Ok(None),
                 false => live.revert().map(Some),
             });
+            if matches!(result, Ok(Some(_))) {
+                unmap_at_once(live);
+            }
             match result {
                 Ok(None) => told.push((pid, GivenBack::NothingThere)),
                 Ok(Some(report)) => told.push((pid, GivenBack::Done(report))),
@@ -582,6 +590,18 @@ impl ProcessSet {
     pub fn threads(&self) -> usize {
         self.pids().into_iter().filter_map(|p| procfs::threads(p).ok()).map(|t| t.len()).sum()
     }
+}
+
+/// Whether nothing of restitch was in a process when it was opened: nor will its children have anything.
+fn has_nothing(live: &AttachedProcess) -> bool {
+    live.journal().is_empty()
+}
+
+/// Unmaps what has just been taken out of force, if it can go already: each child that is forked until then
+/// begins with it, and would have to be given its code back like its parent.
+fn unmap_at_once(live: &mut AttachedProcess) {
+    // An error: it stays for now, and is tried again when all have been given their code back.
+    let _ = live.reclaim();
 }
 
 /// The users that a process is of; `None` if it is gone.
@@ -677,6 +697,11 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
+    /// Whether a process was forked off when its parent had been switched: it has everything.
+    fn is_made(&self, live: &AttachedProcess) -> bool {
+        has_all(live, &incoming(live, self.leader, self.versions, self.kind))
+    }
+
     /// Switches one process, if it has to be; one that cannot be changed gets its original code back.
     ///
     /// # Errors

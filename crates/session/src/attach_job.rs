@@ -4,7 +4,7 @@ use crate::attach_options::AttachOptions;
 use crate::given_profile::GivenProfile;
 use crate::left_out::LeftOut;
 use crate::module_churn::ModuleChurn;
-use restitch_apply_process::VersionKind;
+
 use restitch_pipeline::Watcher;
 use restitch_pipeline::imports::read_store;
 use restitch_pipeline::timings::Timings;
@@ -77,7 +77,7 @@ impl Job<'_> {
 
     /// Gives the processes their original code back.
     pub fn take_back(&mut self) -> Result<(), SessionError> {
-        self.set.switch(&[], VersionKind::Optimized, self.watcher)?;
+        self.set.take_back(self.watcher)?;
         self.set.reclaim_patiently().iter().for_each(|kept| self.watcher.note(&kept.to_string()));
         Ok(())
     }

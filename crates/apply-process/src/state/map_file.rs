@@ -2,10 +2,15 @@
 //!
 //! Magic, counts, 21 bytes a piece, 17 bytes a redirect, a sum (FNV-1a) over all of it; little-endian.
 
+use super::state_file;
 use restitch_address::Svma;
 use restitch_emit::{AddressMap, MapPiece, PieceKind, Redirect, RedirectKind};
+use std::io::Read;
+use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"RSTMAP1\n";
+/// Bytes in front of the pieces.
+const HEAD: usize = 24;
 const PIECE: usize = 21;
 const REDIRECT: usize = 17;
 
@@ -70,6 +75,19 @@ impl StoredMap {
         out
     }
 
+    /// The redirects of the map in a file. Where there are none, as in tracing versions, it ends with the head:
+    /// such maps have tens of megabytes, and whoever takes back a program that forks asks for each child.
+    pub fn redirects_in(path: &Path) -> Option<Vec<Redirect>> {
+        let mut file = state_file::open(path).ok()?.take(state_file::MOST_BYTES);
+        let mut bytes = vec![0; HEAD];
+        file.read_exact(&mut bytes).ok()?;
+        if bytes.starts_with(MAGIC) && bytes[16..HEAD] == [0; 8] {
+            return Some(Vec::new());
+        }
+        file.read_to_end(&mut bytes).ok()?;
+        Self::read(&bytes).map(|map| map.redirects)
+    }
+
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let (body, stored) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
         let word = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
@@ -77,12 +95,12 @@ impl StoredMap {
             return None;
         }
         let (pieces, redirects) = (usize::try_from(word(8)?).ok()?, usize::try_from(word(16)?).ok()?);
-        let split = 24usize.checked_add(pieces.checked_mul(PIECE)?)?;
+        let split = HEAD.checked_add(pieces.checked_mul(PIECE)?)?;
         if body.len() != split.checked_add(redirects.checked_mul(REDIRECT)?)? {
             return None;
         }
         let mut out = Self::default();
-        for at in (24..split).step_by(PIECE) {
+        for at in (HEAD..split).step_by(PIECE) {
             out.map.pieces.push(MapPiece {
                 version: Svma::new(word(at)?),
                 original: Svma::new(word(at + 8)?),
@@ -102,6 +120,28 @@ impl StoredMap {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use restitch_testkit::scratch;
+
+    #[test]
+    fn redirects_are_those_of_a_sound_map() {
+        let folder = scratch();
+        let path = folder.path().join("map");
+        let piece =
+            MapPiece { version: Svma::new(1), original: Svma::new(2), len: 3, kind: PieceKind::Linear };
+        let redirect = Redirect { at: Svma::new(1), to: Svma::new(2), kind: RedirectKind::Entry };
+        for redirects in [vec![], vec![redirect; 3]] {
+            let map = AddressMap { pieces: vec![piece; 2], ..AddressMap::default() };
+            let bytes = StoredMap { map, redirects: redirects.clone() }.write();
+            std::fs::write(&path, &bytes).expect("writable");
+            assert_eq!(StoredMap::redirects_in(&path), Some(redirects));
+            std::fs::write(&path, &bytes[..HEAD - 1]).expect("writable");
+            assert_eq!(StoredMap::redirects_in(&path), None);
+        }
+        let mut damaged = std::fs::read(&path).expect("readable");
+        damaged.extend([1; 40]);
+        std::fs::write(&path, &damaged).expect("writable");
+        assert_eq!(StoredMap::redirects_in(&path), None);
+    }
 
     proptest! {
         #[test]
