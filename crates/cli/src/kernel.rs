@@ -115,6 +115,10 @@ pub struct GroupOptions {
     #[arg(long, value_name = "PERCENT", default_value_t = Order::HOT_PERCENT,
           value_parser = clap::value_parser!(u64).range(1..=100))]
     pub hot: u64,
+    /// Call short functions, and those that are called from one place only, from hot blocks as well. Without
+    /// this they stand in place of such calls, where they know nothing of their caller.
+    #[arg(long, conflicts_with = "order")]
+    pub no_inline: bool,
     #[command(flatten)]
     pub outputs: GroupOutputs,
 }
@@ -381,6 +385,7 @@ impl PositionOptions {
             pid: walk.pid,
             percent: self.group.hot,
             is_direct_only: walk.direct_only,
+            inlines: !self.group.no_inline,
             least_pressure: if walk.anyway { 0.0 } else { walk.bottleneck },
         }
     }
@@ -389,7 +394,8 @@ impl PositionOptions {
 impl GroupOptions {
     fn wanted(&self, functions: Vec<String>) -> Result<GroupWanted, SessionError> {
         let (callees, order) = (self.callees.unwrap_or(0), self.order()?);
-        Ok(GroupWanted { functions, hottest: None, callees, order, counts: false })
+        let inlines = !self.no_inline;
+        Ok(GroupWanted { functions, hottest: None, callees, order, counts: false, inlines })
     }
 
     fn order(&self) -> Result<Order, SessionError> {

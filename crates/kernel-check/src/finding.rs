@@ -122,6 +122,9 @@ pub enum Problem {
     /// What counts.
     #[error("the counter {0}")]
     Counter(&'static str),
+    /// A callee that stands in place of a call of it.
+    #[error("the callee in place of its call {0}")]
+    Inlined(&'static str),
     /// Bytes of code that nothing leads to.
     #[error("nothing leads to this code, and it is no filler")]
     Unaccounted,

@@ -6,9 +6,8 @@ use crate::elf::{FUNCTION, Home, Object, Symbol};
 use crate::finding::{Finding, Problem};
 use crate::insn::DROP_RETURN_ADDRESS;
 use crate::sections::{EXIT, INIT};
-use crate::step::Step;
 use crate::tables::Sites;
-use crate::walk::Walk;
+use crate::walk::{Paired, Walk};
 use restitch_address::{Svma, SvmaRange};
 
 /// Names of chunks end so; of cold ones, too; and of what drops a return address.
@@ -167,11 +166,11 @@ fn check_owner(
     }
     let name = symbol.name.strip_suffix(COLD).unwrap_or(symbol.name);
     let Some(function) = name.strip_suffix(OF_COPY) else { return wrong("is not named as a copy") };
-    let is_of = |step: &Step| {
-        let names = walk.original.names_around(step.at);
+    let is_of = |paired: &Paired| {
+        let names = walk.original.names_around(walk.owner(paired));
         names.iter().any(|own| own == function || own.strip_suffix(COLD) == Some(function))
     };
-    match walk.paired.range(range.start..range.end).all(|(_, step)| is_of(step)) {
+    match walk.paired.range(range.start..range.end).all(|(_, paired)| is_of(paired)) {
         true => Ok(()),
         false => wrong("is of another function's code"),
     }

@@ -11,7 +11,8 @@
 //!
 //! What is proved, for any address that the module is loaded at:
 //! 1. From each entry, each copied instruction does what the original's does: same form, same data, same
-//!    callee or a copy of it. `nop`s and jumps may be added and left out, conditions inverted.
+//!    callee or a copy of it. `nop`s and jumps may be added and left out, conditions inverted. A callee may
+//!    stand in place of a direct call of it, without its place of the tracer, if it knows nothing of that.
 //! 2. Where the kernel rewrites code by the place that it stands at, the copy is in the form that the loader
 //!    expects, and listed: returns, branches through registers, static keys in their first state, static
 //!    calls, the function tracer. What lets the loader protect the original protects the copy.
@@ -39,6 +40,7 @@ mod facts;
 mod finding;
 mod flag_use;
 mod flags;
+mod inlined;
 mod insn;
 mod kernel;
 mod leftovers;

@@ -251,7 +251,7 @@ impl<'k> Original<'k> {
     }
 
     /// Bytes from an address on: as many as an instruction may have, or as there are.
-    fn bytes(&self, at: Svma) -> Vec<u8> {
+    pub(crate) fn bytes(&self, at: Svma) -> Vec<u8> {
         let mut bytes = vec![0; LONGEST];
         while !bytes.is_empty() && !self.kernel.read(at, &mut bytes) {
             bytes.pop();

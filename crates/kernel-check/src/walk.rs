@@ -6,6 +6,7 @@
 use crate::copies::Copies;
 use crate::counting::Count;
 use crate::finding::{Finding, MAX_FINDINGS, Problem};
+use crate::inlined::{Calls, Inside, is_free_of_return_address};
 use crate::insn::{Does, Insn};
 use crate::marks::Marks;
 use crate::original::{Chain, Original};
@@ -23,12 +24,29 @@ pub(crate) struct Pair {
     /// An original in front of it that leaves the stack as it is: the unwinder's row of a jump that was added
     /// may be of either.
     behind: Option<Svma>,
+    /// The callees that the copy has in place of their calls, and in which the original is.
+    inside: Inside,
 }
 
 impl Pair {
+    /// In no callee.
     pub(crate) fn new(copy: Svma, original: Svma) -> Self {
-        Self { copy, original, behind: None }
+        Self { copy, original, behind: None, inside: Inside::default() }
     }
+    /// In the same callees.
+    fn to(self, copy: Svma, original: Svma) -> Self {
+        Self { copy, original, behind: None, inside: self.inside }
+    }
+    fn behind(self, original: Svma) -> Self {
+        Self { behind: Some(original), ..self }
+    }
+}
+
+/// What a step of the copy was compared with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Paired {
+    pub(crate) step: Step,
+    inside: Inside,
 }
 
 /// An operand that names an entry of the kernel's table of warnings, and one that stands for it.
@@ -45,13 +63,14 @@ pub(crate) struct Walk<'w> {
     todo: Vec<Pair>,
     seen: HashSet<Pair>,
     /// The steps of the original that steps of the copy were compared with, by the copy's place.
-    pub(crate) paired: BTreeMap<Svma, Step>,
+    pub(crate) paired: BTreeMap<Svma, Paired>,
     pub(crate) marks: Marks,
     named: Vec<NamedWarning>,
     /// Places that count which were passed, with the counters.
     pub(crate) counted: BTreeMap<Svma, u64>,
     /// Calls that the loader is to be told of.
     pub(crate) calls: Vec<Pair>,
+    inlined: Calls,
     chains: HashMap<Svma, Rc<Chain>>,
     pub(crate) findings: Vec<Finding>,
 }
@@ -68,6 +87,7 @@ impl<'w> Walk<'w> {
             named: Vec::new(),
             counted: BTreeMap::new(),
             calls: Vec::new(),
+            inlined: Calls::default(),
             chains: HashMap::new(),
             findings: Vec::new(),
         }
@@ -110,17 +130,72 @@ impl<'w> Walk<'w> {
         let chain = self.chain(pair.original);
         let Some(copy) = self.follow(pair, &chain)? else { return Ok(()) };
         let original = chain.end.clone()?;
+        if let Some(next) = self.without_call(pair, &copy, &original)? {
+            self.todo.push(next);
+            return Ok(());
+        }
         match self.paired.get(&copy.at) {
-            Some(other) if other.at == original.at => return Ok(()),
-            Some(other) => return Err(Problem::TwoOriginals { other: other.at }),
+            Some(other) if other.step.at == original.at && other.inside == pair.inside => return Ok(()),
+            Some(other) => return Err(Problem::TwoOriginals { other: other.step.at }),
             None => {}
         }
         let original = self.with_barrier(&copy, original);
-        self.paired.insert(copy.at, original);
+        self.paired.insert(copy.at, Paired { step: original, inside: pair.inside });
         self.marks.claim(copy.at, copy.len)?;
-        self.rows(&copy, &original)?;
-        self.table_entries(&copy, &original)?;
-        self.acts(&copy, &original)
+        let here = pair.to(copy.at, original.at);
+        self.knows_nothing_of_its_call(here, &original)?;
+        self.rows(here, &copy, &original)?;
+        self.table_entries(here, &copy)?;
+        self.acts(here, &copy, &original)
+    }
+
+    /// Where the original goes on, if it calls, or returns, and the copy does not: the callee stands in place
+    /// of its call. The place of the tracer that a callee begins with is left out.
+    fn without_call(&mut self, pair: Pair, copy: &Step, original: &Step) -> Result<Option<Pair>, Problem> {
+        let is_call = |step: &Step| matches!(step.act, Act::Plain(Insn { does: Does::Call(_), .. }));
+        let on = |original: Svma| pair.to(copy.at, original);
+        if let Act::Plain(Insn { does: Does::Call(entry), .. }) = original.act
+            && !is_call(copy)
+            && !self.original.tables.knows(original.at)
+        {
+            let row = self.original.tables.rows.at(original.at);
+            let places = [original.at, original.end(), entry];
+            let inside = self.inlined.enter(places, pair.inside, row)?;
+            return Ok(Some(Pair { inside, ..on(entry) }));
+        }
+        let Some(call) = self.inlined.get(pair.inside) else { return Ok(None) };
+        Ok(match (original.act, copy.act) {
+            (Act::Return, _) => Some(Pair { inside: call.outer, ..on(call.back) }),
+            (Act::Trace, Act::Trace) => {
+                return Err(Problem::Inlined("has its place of the function tracer still"));
+            }
+            (Act::Trace, _) if pair.original == call.entry => Some(on(original.end())),
+            _ => None,
+        })
+    }
+
+    /// An instruction of a callee that stands in place of its call does what it does with a return address.
+    fn knows_nothing_of_its_call(&self, pair: Pair, original: &Step) -> Result<(), Problem> {
+        if self.inlined.get(pair.inside).is_none() {
+            return Ok(());
+        }
+        let leaves = match original.act {
+            Act::Through(through) => !through.is_call,
+            Act::StaticCall(call, _) => call.is_jump(),
+            Act::Plain(insn) => insn.does == Does::Elsewhere,
+            Act::Key(_) | Act::Trace | Act::Return => false,
+        };
+        if leaves {
+            return Err(Problem::Inlined("is left without a return"));
+        }
+        let Act::Plain(_) = original.act else { return Ok(()) };
+        let row = self.original.tables.rows.at(original.at);
+        let row = row.ok_or(Problem::Inlined("has no row of the unwinder"))?;
+        match is_free_of_return_address(&self.original.bytes(original.at), row) {
+            Some(false) => Ok(()),
+            Some(true) if self.original.flags_are_dead(original.end()) => Ok(()),
+            _ => Err(Problem::Inlined("uses the stack above its own frame, or its pointer")),
+        }
     }
 
     /// Follows the copy to where it does something; none if that is the original itself.
@@ -157,6 +232,9 @@ impl<'w> Walk<'w> {
     /// A place that counts, on the way to what equals the pair's original: it keeps the flags that are there,
     /// or nothing reads them. What is pushed on the stack is in the unwinder's rows.
     fn count(&mut self, count: &Count, pair: Pair, chain: &Chain) -> Result<(), Problem> {
+        if self.inlined.get(pair.inside).is_some() {
+            return Err(Problem::Inlined("is counted"));
+        }
         if !count.keeps_flags && !self.original.flags_are_dead(pair.original) {
             return Err(Problem::Counter("overwrites flags that are read"));
         }
@@ -171,7 +249,7 @@ impl<'w> Walk<'w> {
             return Err(Problem::Counter("pushes where the unwinder knows no stack"));
         }
         let lowered = |row: Option<Row>| if count.keeps_flags { row.map(lowered) } else { row };
-        let is_right = self.rows_of_passed(pair, chain).any(|row| {
+        let is_right = self.rows_of_passed(pair, chain)?.into_iter().any(|row| {
             rows.at(count.at) == row
                 && (1..count.end().offset_from(count.at) as u64)
                     .all(|offset| rows.at(count.at + offset) == lowered(row))
@@ -184,6 +262,15 @@ impl<'w> Walk<'w> {
 
     /// Control leaves the copies: it has to go on where the original does.
     fn back(&mut self, to: Svma, pair: Pair, chain: &Chain) -> Result<Option<Step>, Problem> {
+        if let Some(call) = self.inlined.get(pair.inside) {
+            // It may return to the original.
+            let Ok(Step { act: Act::Return, .. }) = chain.end else {
+                return Err(Problem::Inlined("is left without a return"));
+            };
+            let pair = Pair { inside: call.outer, ..pair.to(pair.copy, call.back) };
+            let chain = self.chain(pair.original);
+            return self.back(to, pair, &chain);
+        }
         if chain.places.contains(&to) {
             return Ok(None);
         }
@@ -205,29 +292,31 @@ impl<'w> Walk<'w> {
         }
     }
 
-    fn row_of_original(&self, at: Svma) -> Option<Row> {
-        self.original.tables.rows.at(at)
+    /// The row that the copy has to have for a place of the original.
+    fn row_of_original(&self, inside: Inside, at: Svma) -> Result<Option<Row>, Problem> {
+        self.inlined.row(inside, self.original.tables.rows.at(at))
     }
 
     /// The unwinder's rows of an instruction, at each byte: a return address points behind a call, and is
     /// looked up one byte before that.
-    fn rows(&self, copy: &Step, original: &Step) -> Result<(), Problem> {
+    fn rows(&self, pair: Pair, copy: &Step, original: &Step) -> Result<(), Problem> {
         let offsets: Vec<[u64; 2]> = match copy.len == original.len {
             true => (0..copy.len).map(|offset| [offset, offset]).collect(),
             false => vec![[0, 0], [copy.len - 1, original.len.max(1) - 1]],
         };
         let rows = &self.copies.tables.rows;
-        let is_same =
-            |[own, theirs]: &[u64; 2]| rows.at(copy.at + *own) == self.row_of_original(original.at + *theirs);
-        match offsets.iter().all(is_same) {
-            true => Ok(()),
-            false => Err(Problem::Table { table: ".orc_unwind", what: "has another row than the original" }),
+        for [own, theirs] in offsets {
+            if rows.at(copy.at + own) != self.row_of_original(pair.inside, original.at + theirs)? {
+                let what = "has another row than the original";
+                return Err(Problem::Table { table: ".orc_unwind", what });
+            }
         }
+        Ok(())
     }
 
     /// Those of a jump or `nop`: of any place that the original's control passes.
     fn passed_rows(&self, insn: &Insn, pair: Pair, chain: &Chain) -> Result<(), Problem> {
-        let right: Vec<_> = self.rows_of_passed(pair, chain).collect();
+        let right = self.rows_of_passed(pair, chain)?;
         let rows = &self.copies.tables.rows;
         match (0..insn.len).all(|offset| right.contains(&rows.at(insn.at + offset))) {
             true => Ok(()),
@@ -238,26 +327,29 @@ impl<'w> Walk<'w> {
     }
 
     /// The rows of places of the original that a step in front of its next one stands for.
-    fn rows_of_passed<'a>(&'a self, pair: Pair, chain: &'a Chain) -> impl Iterator<Item = Option<Row>> + 'a {
-        chain.places.iter().copied().chain(pair.behind).map(|at| self.row_of_original(at))
+    fn rows_of_passed(&self, pair: Pair, chain: &Chain) -> Result<Vec<Option<Row>>, Problem> {
+        let places = chain.places.iter().copied().chain(pair.behind);
+        places.map(|at| self.row_of_original(pair.inside, at)).collect()
     }
 
     /// Entries of tables about an instruction.
-    fn table_entries(&mut self, copy: &Step, original: &Step) -> Result<(), Problem> {
+    fn table_entries(&mut self, pair: Pair, copy: &Step) -> Result<(), Problem> {
         if !self.copies.tables.is_plain(copy.at, copy.end()) {
             return Err(Problem::Instruction("has a table speak of its middle"));
         }
-        let exceptions =
-            (self.copies.tables.exceptions.get(&copy.at), self.original.tables.exceptions.get(&original.at));
+        let exceptions = (
+            self.copies.tables.exceptions.get(&copy.at),
+            self.original.tables.exceptions.get(&pair.original),
+        );
         match exceptions {
             (None, None) => {}
             (Some(own), Some(theirs)) if own.data == theirs.data => {
-                self.todo.push(Pair::new(own.fixup, theirs.fixup));
+                self.todo.push(pair.to(own.fixup, theirs.fixup));
             }
             _ => return Err(Problem::Table { table: "__ex_table", what: "says something else of it" }),
         }
         let warnings =
-            (self.copies.tables.warnings.get(&copy.at), self.original.tables.warnings.get(&original.at));
+            (self.copies.tables.warnings.get(&copy.at), self.original.tables.warnings.get(&pair.original));
         let is_same = match warnings {
             (None, None) => true,
             (Some(own), Some(theirs)) => own.rest == theirs.rest && own.pointers == theirs.pointers,
@@ -269,15 +361,15 @@ impl<'w> Walk<'w> {
         }
     }
 
-    fn acts(&mut self, copy: &Step, original: &Step) -> Result<(), Problem> {
-        let next = Pair::new(copy.end(), original.end());
+    fn acts(&mut self, pair: Pair, copy: &Step, original: &Step) -> Result<(), Problem> {
+        let next = pair.to(copy.end(), original.end());
         match (copy.act, original.act) {
             (Act::Key(own), Act::Key(theirs)) => {
                 if own.key != theirs.key || own.flags != theirs.flags {
                     return Err(Problem::Table { table: "__jump_table", what: "names another key" });
                 }
-                self.todo.push(Pair { behind: Some(original.at), ..Pair::new(own.target, theirs.target) });
-                self.todo.push(Pair { behind: Some(original.at), ..next });
+                self.todo.push(pair.to(own.target, theirs.target).behind(original.at));
+                self.todo.push(next.behind(original.at));
             }
             (Act::StaticCall(own, to), Act::StaticCall(theirs, live)) => {
                 self.static_call(own, theirs)?;
@@ -296,7 +388,7 @@ impl<'w> Walk<'w> {
                     self.todo.push(next);
                 }
             }
-            (Act::Plain(own), Act::Plain(theirs)) => self.instructions(&own, &theirs)?,
+            (Act::Plain(own), Act::Plain(theirs)) => self.instructions(pair, &own, &theirs)?,
             _ => return Err(Problem::Instruction("does not do what the original does")),
         }
         Ok(())
@@ -310,17 +402,16 @@ impl<'w> Walk<'w> {
     }
 
     /// Instructions that mean themselves.
-    fn instructions(&mut self, own: &Insn, theirs: &Insn) -> Result<(), Problem> {
-        let pair = Pair::new(own.at, theirs.at);
-        let next = Pair::new(own.end(), theirs.end());
-        let behind = |pair| Pair { behind: Some(theirs.at), ..pair };
+    fn instructions(&mut self, pair: Pair, own: &Insn, theirs: &Insn) -> Result<(), Problem> {
+        let next = pair.to(own.end(), theirs.end());
+        let behind = |to: Pair| to.behind(theirs.at);
         match (own.does, theirs.does) {
             (Does::Conditional(condition, to), Does::Conditional(other, want)) => {
                 match condition ^ other {
-                    0 => self.todo.extend([behind(Pair::new(to, want)), behind(next)]),
+                    0 => self.todo.extend([behind(pair.to(to, want)), behind(next)]),
                     1 => self
                         .todo
-                        .extend([behind(Pair::new(to, theirs.end())), behind(Pair::new(own.end(), want))]),
+                        .extend([behind(pair.to(to, theirs.end())), behind(pair.to(own.end(), want))]),
                     _ => return Err(Problem::Instruction("branches by another condition")),
                 }
                 return Ok(());
@@ -344,7 +435,7 @@ impl<'w> Walk<'w> {
         self.operands(pair, own, theirs)?;
         match (own.does, theirs.does) {
             (Does::Counted(to), Does::Counted(want)) => {
-                self.todo.extend([behind(Pair::new(to, want)), behind(next)]);
+                self.todo.extend([behind(pair.to(to, want)), behind(next)]);
             }
             (Does::Next | Does::Nothing | Does::Marks | Does::Fence, _) => self.todo.push(next),
             (Does::Trap, Does::Trap) => {
@@ -375,7 +466,13 @@ impl<'w> Walk<'w> {
     fn is_counterpart(&self, named: &NamedWarning) -> bool {
         let own = self.copies.tables.warnings.iter().find(|(_, warning)| warning.entry == named.copy);
         let Some((trap, _)) = own else { return false };
-        let original = self.paired.get(trap).and_then(|step| self.original.tables.warnings.get(&step.at));
+        let original = self.paired.get(trap).and_then(|own| self.original.tables.warnings.get(&own.step.at));
         original.is_some_and(|original| original.entry == named.original)
+    }
+
+    /// The original's place that says whose code a step of the copy is: of a callee in place of its call, the
+    /// call.
+    pub(crate) fn owner(&self, paired: &Paired) -> Svma {
+        self.inlined.outermost(paired.inside).map_or(paired.step.at, |call| call.call)
     }
 }

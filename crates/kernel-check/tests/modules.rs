@@ -1,5 +1,6 @@
 //! Modules that were written for a kernel in memory are proved; one with a fault is refused.
 
+mod inlined;
 mod synthetic;
 
 use object::read::{Object as _, ObjectSection as _};

@@ -132,7 +132,7 @@ impl<'a> Arrangement<'a> {
         }
         let blocks = self.chunks.iter().flat_map(|chunk| &chunk.blocks).map(|placed| placed.block);
         if let Some(block) = blocks.into_iter().find(|block| self.leads_to_no_edge(block)) {
-            return Err(GroupError::block(block.address, "it leads to an edge's counter that is not there"));
+            return Err(GroupError::block(block.address, "it leads to a block that is not there"));
         }
         let places = &self.places;
         for chunk in &mut self.chunks {
@@ -155,7 +155,7 @@ impl<'a> Arrangement<'a> {
         };
         let faults = block.exceptions.iter().map(|exception| exception.fixup);
         let mut leads = first.into_iter().chain(second).chain(faults);
-        leads.any(|to| Block::is_on_edge(to) && !self.places.contains_key(&to))
+        leads.any(|to| Block::is_stand_in(to) && !self.places.contains_key(&to))
     }
 
     /// Gives all blocks their places, by the lengths that branches have now.

@@ -67,7 +67,8 @@ pub struct Chunk {
 /// A basic block: code that is copied byte for byte but for its fix-ups, and how it ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Where the original is; of a counter on an edge, which has none, [`Block::on_edge`].
+    /// Where the original is; of a counter on an edge, which has none, [`Block::on_edge`]; of a callee in
+    /// place of its call, [`Block::inlined`].
     pub address: Svma,
     /// Its instructions, without the branch at the end.
     pub code: Vec<u8>,
@@ -84,16 +85,56 @@ pub struct Block {
 }
 
 impl Block {
+    /// Stand-ins below are of edges, those from here on of blocks in place of a call.
+    const INLINED: u64 = 1 << 31;
+
     /// The address that stands for a block of no original, which counts on an edge: one that no code of a
     /// kernel has. Ends and faults of other blocks lead to it in place of where the edge goes, and its own
-    /// end leads there.
+    /// end leads there. Below 2 to the power of 31.
     pub fn on_edge(number: u32) -> Svma {
-        Svma::new(u64::from(number))
+        Svma::new(u64::from(number) % Self::INLINED)
     }
 
     /// Whether an address stands for such a block.
     pub fn is_on_edge(address: Svma) -> bool {
-        address.get() <= u64::from(u32::MAX)
+        address.get() < Self::INLINED
+    }
+
+    /// The address that stands for a block of a callee which is copied in place of a call, besides the copy
+    /// at its own. Below 2 to the power of 31.
+    pub fn inlined(number: u32) -> Svma {
+        Svma::new(Self::INLINED + u64::from(number) % Self::INLINED)
+    }
+
+    /// Whether an address stands for a block of one of these kinds.
+    pub fn is_stand_in(address: Svma) -> bool {
+        address.get() < 2 * Self::INLINED
+    }
+}
+
+impl Fixup {
+    /// Where it is.
+    pub fn at(&self) -> u32 {
+        match *self {
+            Self::Relative { field: at, .. }
+            | Self::Call { at, .. }
+            | Self::Trace { at }
+            | Self::IndirectCall { at, .. }
+            | Self::StaticCall { at, .. }
+            | Self::Count { at, .. } => at,
+        }
+    }
+
+    /// Moves it towards the block's start, where `len` bytes are missing by now.
+    pub fn shift_down(&mut self, len: u32) {
+        match self {
+            Self::Relative { field, end, .. } => (*field, *end) = (*field - len, *end - len),
+            Self::Call { at, .. }
+            | Self::Trace { at }
+            | Self::IndirectCall { at, .. }
+            | Self::StaticCall { at, .. }
+            | Self::Count { at, .. } => *at -= len,
+        }
     }
 }
 
@@ -218,6 +259,31 @@ pub struct UnwindRow {
 impl UnwindRow {
     /// Bytes of a row.
     pub const LEN: usize = 6;
+
+    /// What `row` of a callee is where the callee stands in place of a call, at which the caller has the row
+    /// `frame`: the callee's frame, without a return address, is below the caller's. None where the callee's
+    /// is not found by the stack pointer alone, or the caller's neither by that nor by the frame pointer.
+    pub fn in_callee(frame: [u8; Self::LEN], row: [u8; Self::LEN]) -> Option<[u8; Self::LEN]> {
+        /// Numbers of registers in the kernel's `orc_entry`.
+        const FRAME_POINTER: u8 = 4;
+        const STACK_POINTER: u8 = 5;
+        const RETURN_ADDRESS: i16 = 8;
+        let distance = |row: [u8; Self::LEN]| i16::from_le_bytes([row[0], row[1]]);
+        // The frame pointer is as it was, and the kind is that of the caller's.
+        if row[2..5] != [0, 0, STACK_POINTER] || row[5] != frame[5] {
+            return None;
+        }
+        let mut out = frame;
+        match frame[4] & 0xf {
+            STACK_POINTER => {
+                let own = distance(row).checked_sub(RETURN_ADDRESS)?;
+                out[..2].copy_from_slice(&distance(frame).checked_add(own)?.to_le_bytes());
+            }
+            FRAME_POINTER => {}
+            _ => return None,
+        }
+        Some(out)
+    }
 
     /// What `row` is where one more word is on the stack: frames that are found from the stack pointer are
     /// that much farther away.

@@ -403,7 +403,7 @@ fn counters_that_there_are_not_are_refused() {
     );
     assert!(refused(|group| group.chunks[2].blocks[0].code.truncate(7)).contains("are no 8 bytes"));
     let gone = refused(|group| group.chunks[1].blocks.truncate(3));
-    assert!(gone.contains("an edge's counter that is not there"), "{gone}");
+    assert!(gone.contains("a block that is not there"), "{gone}");
 }
 
 #[test]

@@ -14,6 +14,20 @@ pub(crate) struct Converted {
     pub(crate) code: Code,
     /// By address.
     pub(crate) blocks: Vec<ConvertedBlock>,
+    /// The ways between them by counts, if there are any.
+    pub(crate) ways: Vec<BlockWay>,
+    /// Whether calls are led to it.
+    pub(crate) is_led: bool,
+}
+
+/// How often control goes from one block to another, both by address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockWay {
+    pub(crate) from: Svma,
+    pub(crate) to: Svma,
+    pub(crate) count: u64,
+    /// Whether it is the only one from there.
+    pub(crate) is_only: bool,
 }
 
 /// A block of it.
@@ -22,6 +36,10 @@ pub(crate) struct ConvertedBlock {
     pub(crate) made: Made,
     /// Whether the compiler has parted it off as rarely executed.
     pub(crate) is_parted: bool,
+    /// The original.
+    pub(crate) original: SvmaRange,
+    /// How often it is executed, if there are counts.
+    pub(crate) count: u64,
 }
 
 impl BlockMaker<'_> {
@@ -39,13 +57,14 @@ impl BlockMaker<'_> {
         }
         let block = |block: &restitch_kernel::Block| {
             let is_parted = !entry.contains(block.range.start);
-            Ok(ConvertedBlock { made: self.block(&code, block, None)?, is_parted })
+            let made = self.block(&code, block, None)?;
+            Ok(ConvertedBlock { made, is_parted, original: block.range, count: 0 })
         };
         let stays = |block: &restitch_kernel::Block| is_idle_loop(block) || self.is_breakpoint(block);
         let is_copied = |block: &&restitch_kernel::Block| block.range.start == entry.start || !stays(block);
         let blocks = code.blocks.iter().filter(is_copied);
         let blocks = blocks.map(block).collect::<Result<_, Why>>()?;
-        Ok(Converted { id, code, blocks })
+        Ok(Converted { id, code, blocks, ways: Vec::new(), is_led: false })
     }
 
     /// Whether the block ends in a breakpoint: it may be a probe's, who knows it by its place.
@@ -62,9 +81,14 @@ fn is_idle_loop(block: &restitch_kernel::Block) -> bool {
 }
 
 impl ConvertedBlock {
-    /// Where the original is.
+    /// Where the original is, or what stands for that.
     pub(crate) fn address(&self) -> Svma {
         self.made.block.address
+    }
+
+    /// Bytes of its code, without its end.
+    pub(crate) fn len(&self) -> u64 {
+        self.made.block.code.len() as u64
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::{Obstacle, Why};
 use crate::flow::Flow;
 use crate::live_flags::{Convention, LiveFlags};
 use crate::placed::{Placed, Spot};
-use restitch_address::Svma;
+use restitch_address::{Svma, SvmaRange};
 use restitch_kernel::{Edge, EdgeKind, FunctionId};
 use restitch_kernel_group as group;
 use restitch_kernel_group::{CounterMemory, Counters, End, UnwindRow};
@@ -121,7 +121,9 @@ impl Putter<'_> {
             .ok_or(obstacle(Obstacle::NoRoomForCounter))?;
         let block = edge_block(Placed { spot, number }, stand_in, to, row);
         let is_parted = function.blocks[place].is_parted;
-        let own = ConvertedBlock { made: Made { block, entries: Vec::new() }, is_parted };
+        let made = Made { block, entries: Vec::new() };
+        let original = SvmaRange::between(to, to);
+        let own = ConvertedBlock { made, is_parted, original, count: 0 };
         // What control falls into follows; what is branched to is out of the way.
         let at = if edge.kind == EdgeKind::Fall { place + 1 } else { function.blocks.len() };
         function.blocks.insert(at, own);

@@ -6,7 +6,7 @@
 //! the others by executed bytes per byte. Functions follow those that call them most often (C3). Cold blocks
 //! keep their order, far behind.
 
-use crate::convert::{Converted, leads_to};
+use crate::convert::{BlockWay, Converted, ConvertedBlock, leads_to};
 use crate::counts::Counts;
 use crate::indirect::IndirectCall;
 use restitch_address::Svma;
@@ -42,16 +42,35 @@ impl Heating<'_> {
         function.blocks.iter().any(|block| self.counts.at(block.address()) > self.threshold)
     }
 
+    /// Says of a function's blocks and the ways between them how often they are executed.
+    pub(crate) fn weigh(&self, function: &mut Converted) {
+        for block in &mut function.blocks {
+            block.count = self.counts.at(block.made.block.address);
+        }
+        let blocks = &function.code.blocks;
+        let edges = live_edges(&function.code);
+        let counts = edge_counts(&self.block_counts(&function.code), &edges);
+        let start = |block: Option<usize>| Some(blocks[block?].range.start);
+        let way = |(edge, count): (&restitch_kernel::FlowEdge, EdgeCount)| {
+            let is_only = edges.iter().filter(|other| other.from == edge.from).count() == 1;
+            Some(BlockWay { from: start(edge.from)?, to: start(edge.to)?, count: count.number(), is_only })
+        };
+        function.ways = edges.iter().zip(counts).filter_map(way).collect();
+    }
+
     /// The order of a function's blocks, which is entered at `entry`.
     pub(crate) fn order(&self, function: &Converted, entry: Svma) -> Ordered {
+        let is_counted = |block: &ConvertedBlock| block.count > self.threshold;
+        let enters = function.is_led || function.blocks.iter().any(is_counted);
         let is_hot = |number: &usize| {
-            let at = function.blocks[*number].address();
-            at == entry || self.counts.at(at) > self.threshold
+            let block = &function.blocks[*number];
+            block.address() == entry && enters || is_counted(block)
         };
         let (hot, cold): (Vec<usize>, Vec<usize>) = (0..function.blocks.len()).partition(is_hot);
-        let mut chains = self.chains(function, &hot);
+        let mut chains = Self::chains(function, &hot);
         let begins = |chain: &Vec<usize>| chain.iter().any(|n| function.blocks[*n].address() == entry);
-        chains.sort_by_cached_key(|chain| (!begins(chain), Reverse(self.density(function, chain)), chain[0]));
+        chains
+            .sort_by_cached_key(|chain| (!begins(chain), Reverse(Self::density(function, chain)), chain[0]));
         let count = chains.len();
         let mut hot = chains.concat();
         if let Some(at) = hot.iter().position(|n| function.blocks[*n].address() == entry) {
@@ -63,34 +82,31 @@ impl Heating<'_> {
     }
 
     /// Executed bytes per byte.
-    fn density(&self, function: &Converted, chain: &[usize]) -> u64 {
-        let node = self.node(function, chain);
+    fn density(function: &Converted, chain: &[usize]) -> u64 {
+        let node = Self::node(function, chain);
         node.weight / node.size.max(1)
     }
 
-    fn node(&self, function: &Converted, blocks: &[usize]) -> Node {
+    fn node(function: &Converted, blocks: &[usize]) -> Node {
         let mut node = Node::default();
         for block in blocks.iter().map(|number| &function.blocks[*number]) {
-            let len = block.made.block.code.len() as u64;
-            node.size += len;
-            node.weight = node.weight.saturating_add(len.saturating_mul(self.counts.at(block.address())));
+            node.size += block.len();
+            node.weight = node.weight.saturating_add(block.len().saturating_mul(block.count));
         }
         node
     }
 
     /// Chains of hot blocks.
-    fn chains(&self, function: &Converted, hot: &[usize]) -> Vec<Vec<usize>> {
+    fn chains(function: &Converted, hot: &[usize]) -> Vec<Vec<usize>> {
         let numbers: HashMap<Svma, usize> =
             hot.iter().enumerate().map(|(node, number)| (function.blocks[*number].address(), node)).collect();
-        let node = |block: Option<usize>| numbers.get(&function.code.blocks[block?].range.start).copied();
-        let sizes: Vec<u64> = hot.iter().map(|n| function.blocks[*n].made.block.code.len() as u64).collect();
-        let edges = live_edges(&function.code);
-        let counts = edge_counts(&self.block_counts(&function.code), &edges);
-        let way = |(edge, count): (&restitch_kernel::FlowEdge, EdgeCount)| {
-            let is_only = edges.iter().filter(|other| other.from == edge.from).count() == 1;
-            Some(Way { from: node(edge.from)?, to: node(edge.to)?, count: count.number(), is_only })
+        let sizes: Vec<u64> = hot.iter().map(|n| function.blocks[*n].len()).collect();
+        let way = |way: &BlockWay| {
+            let node = |at| numbers.get(&at).copied();
+            let BlockWay { count, is_only, .. } = *way;
+            Some(Way { from: node(way.from)?, to: node(way.to)?, count, is_only })
         };
-        let ways: Vec<Way> = edges.iter().zip(counts).filter_map(way).collect();
+        let ways: Vec<Way> = function.ways.iter().filter_map(way).collect();
         let chains = block_chains(&sizes, &ways).into_iter();
         chains.map(|chain| chain.into_iter().map(|node| hot[node]).collect()).collect()
     }
@@ -109,12 +125,12 @@ impl Heating<'_> {
         let nodes: Vec<Node> = functions
             .iter()
             .zip(ordered)
-            .map(|(function, ordered)| self.node(function, &ordered.hot))
+            .map(|(function, ordered)| Self::node(function, &ordered.hot))
             .collect();
         let mut arcs = Vec::new();
         for (from, function) in functions.iter().enumerate() {
             for block in &function.blocks {
-                let count = self.counts.at(block.address());
+                let count = block.count;
                 let to = leads_to(&block.made.block).filter_map(|to| owners.get(&to).copied());
                 let arc = |to| Arc { from, to, count, offset: 0 };
                 arcs.extend(to.filter(|to| *to != from && count > 0).map(arc));

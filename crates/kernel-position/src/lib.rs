@@ -31,6 +31,7 @@ mod flow;
 mod hot;
 mod hottest;
 mod indirect;
+mod inline;
 mod live_flags;
 mod order;
 mod pieces;

@@ -7,6 +7,7 @@ use crate::counting::Counting;
 use crate::error::{PositionError, Refused, Why};
 use crate::hot::Heating;
 use crate::indirect::{IndirectCall, IndirectCallee, Through};
+use crate::inline::{Inlined, inline};
 use crate::order::{Chunks, Ordering};
 use crate::reach::keep_reached;
 use crate::request::{Hot, Order, Request};
@@ -104,6 +105,8 @@ pub struct Copied {
     /// Into how many chains its hot blocks fell: what stands behind each other since control goes that way
     /// most often.
     pub chains: usize,
+    /// In place of how many calls it stands besides.
+    pub inlined: usize,
 }
 
 impl<'s> Positioner<'s> {
@@ -124,7 +127,7 @@ impl<'s> Positioner<'s> {
         let mut stays = Vec::new();
         let mut functions = self.roots(request)?;
         let ordering = self.ordering(request)?;
-        let mut odd = BTreeSet::new();
+        let mut odd = Odd::default();
         functions.extend(self.callees(request, &ordering, &mut stays));
         loop {
             let error = match self.attempt(request, &ordering, functions.clone(), &odd) {
@@ -141,9 +144,14 @@ impl<'s> Positioner<'s> {
                 }
                 other => return other,
             };
-            let before = odd.len();
-            odd.extend(self.handing_on_flags(&error));
-            if odd.len() > before {
+            let before = odd.flags.len();
+            odd.flags.extend(self.handing_on_flags(&error));
+            if odd.flags.len() > before {
+                continue;
+            }
+            let before = odd.called.len();
+            odd.called.extend(self.named(&error).filter(|_| request.inlines()));
+            if odd.called.len() > before {
                 continue;
             }
             let unproved = self.unproved(request, &error);
@@ -161,17 +169,31 @@ impl<'s> Positioner<'s> {
         request: &Request,
         ordering: &Ordering<'_>,
         mut functions: Vec<Converted>,
-        odd: &BTreeSet<FunctionId>,
+        odd: &Odd,
     ) -> Result<Positioned, PositionError> {
         let led = self.led(request, &functions);
         keep_reached(&mut functions, &led);
         let (functions, idle): (Vec<_>, Vec<_>) =
             functions.into_iter().partition(|function| !function.blocks.is_empty());
         let stays = idle.iter().map(|function| self.refused(function.id, Why::NotReached)).collect();
-        let ranges = original_ranges(&functions);
         let mut functions = functions;
+        for function in &mut functions {
+            function.is_led = led.contains(&self.start(function.id));
+            if let Ordering::Counted(heating) = ordering {
+                heating.weigh(function);
+            }
+        }
+        let mut calls = BTreeMap::new();
+        if let (Ordering::Counted(heating), true) = (ordering, request.inlines()) {
+            let start = |id| self.start(id);
+            (functions, calls) = match inline(functions, start, heating.threshold, &odd.called) {
+                Inlined { functions, calls } => (functions, calls),
+            };
+            keep_reached(&mut functions, &led);
+        }
+        let ranges = original_ranges(&functions);
         let counted = match request.counts {
-            true => Some(count(self.blocks, &mut functions, odd).map_err(|refusal| {
+            true => Some(count(self.blocks, &mut functions, &odd.flags).map_err(|refusal| {
                 PositionError::Refused(vec![self.refused(refusal.function, refusal.why)])
             })?),
             false => None,
@@ -181,7 +203,10 @@ impl<'s> Positioner<'s> {
         let written = write_module(&group, &self.subject.modules)?;
         let module = self.checker.check(written.file, &led)?;
         let mut copied = copied(&group, &written.places, &chains);
-        copied.iter_mut().for_each(|copied| copied.is_root = self.is_root(request, copied.address));
+        for copied in &mut copied {
+            copied.is_root = self.is_root(request, copied.address);
+            copied.inlined = calls.get(&copied.address).copied().unwrap_or_default();
+        }
         Ok(Positioned {
             module,
             functions: copied,
@@ -238,6 +263,11 @@ impl<'s> Positioner<'s> {
     fn handing_on_flags(&self, error: &CheckError) -> Vec<FunctionId> {
         let counters = error.findings.iter().filter(|finding| matches!(finding.problem, Problem::Counter(_)));
         counters.filter_map(|finding| self.subject.kernel.functions.at(finding.original?)).collect()
+    }
+
+    /// Functions that findings are about.
+    fn named(&self, error: &CheckError) -> impl Iterator<Item = FunctionId> {
+        error.findings.iter().filter_map(|finding| self.subject.kernel.functions.at(finding.original?))
     }
 
     /// Callees that findings are about: without them the rest may be proved.
@@ -363,16 +393,25 @@ impl<'s> Positioner<'s> {
     }
 }
 
+/// Functions that are not what the calling convention and compilers make one expect.
+#[derive(Debug, Default)]
+struct Odd {
+    /// They hand on flags.
+    flags: BTreeSet<FunctionId>,
+    /// They are called, and do not stand in place of their calls.
+    called: BTreeSet<FunctionId>,
+}
+
 /// A group, and into how many chains the hot blocks of each function fell.
 struct Laid {
     group: Group,
     chains: Vec<usize>,
 }
 
-/// Where the blocks are that are copied, by their start.
+/// Where the originals are of the blocks that are copied, by the blocks' addresses.
 fn original_ranges(functions: &[Converted]) -> HashMap<Svma, SvmaRange> {
-    let blocks = functions.iter().flat_map(|function| &function.code.blocks);
-    blocks.map(|block| (block.range.start, block.range)).collect()
+    let blocks = functions.iter().flat_map(|function| &function.blocks);
+    blocks.map(|block| (block.address(), block.original)).collect()
 }
 
 /// The code of a heat, before and after.
@@ -418,6 +457,7 @@ fn copied(group: &Group, places: &[PlacedCode], chains: &[usize]) -> Vec<Copied>
         cold_blocks: 0,
         cold_bytes: 0,
         chains: *chains,
+        inlined: 0,
     });
     let mut copied: Vec<Copied> = empty.collect();
     for placed in places {

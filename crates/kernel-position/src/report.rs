@@ -44,6 +44,7 @@ fn function(copied: &Copied) -> GroupFunction {
         hot_bytes: copied.hot_bytes,
         chains: copied.chains as u64,
         cold_bytes: copied.cold_bytes,
+        inlined_calls: copied.inlined as u64,
     }
 }
 

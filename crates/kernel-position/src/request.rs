@@ -23,9 +23,17 @@ pub struct Request {
     pub needs_trace_sites: bool,
     /// Whether executions of blocks and edges are counted.
     pub counts: bool,
+    /// Whether short callees, and those that are called from one place only, stand in place of hot calls.
+    /// Without counts, and where executions are counted, none do.
+    pub inlines: bool,
 }
 
 impl Request {
+    /// Whether callees stand in place of hot calls: what counts has to know each function by itself.
+    pub(crate) fn inlines(&self) -> bool {
+        self.inlines && !self.counts && matches!(self.order, Order::Counted { .. })
+    }
+
     /// A name for the group of a function: of characters that such names have, and short enough.
     pub fn name_for(function: &str) -> String {
         /// Modules' names have 55 bytes at most.

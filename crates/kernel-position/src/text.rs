@@ -22,6 +22,12 @@ impl Positioned {
         let chains = counted(chains, "chain");
         line("blocks", format!("{} hot in {chains}, {} cold", count(hot), count(cold)));
         line("code", format!("{} hot, {} cold", bytes(self.hot_bytes), bytes(self.cold_bytes)));
+        let inlined = sum(|function| function.inlined);
+        if inlined > 0 {
+            let callees = self.functions.iter().filter(|function| function.inlined > 0).count() as u64;
+            let calls = counted(inlined, "call");
+            line("inlined", format!("{} in place of {calls}", counted(callees, "function")));
+        }
         line("proved", format!("{} instructions, each beside the original", count(report.instructions)));
         line("stays", format!("{} of the callees", count(self.stays.len() as u64)));
         for stays in self.stays.iter().take(MOST) {

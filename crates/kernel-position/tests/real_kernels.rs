@@ -68,7 +68,16 @@ fn views() -> Option<Vec<View>> {
 fn request(roots: &[FunctionId], callees: &[FunctionId], order: Order) -> Request {
     let (roots, callees) = (roots.to_vec(), callees.to_vec());
     let name = "group".into();
-    Request { name, roots, callees, indirect: Vec::new(), order, needs_trace_sites: false, counts: false }
+    Request {
+        name,
+        roots,
+        callees,
+        indirect: Vec::new(),
+        order,
+        needs_trace_sites: false,
+        counts: false,
+        inlines: true,
+    }
 }
 
 /// The kind of what stands in the way, without names and places.

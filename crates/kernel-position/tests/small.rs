@@ -79,6 +79,7 @@ impl<'k> Made<'k> {
             order: Order::Kept,
             needs_trace_sites: false,
             counts: false,
+            inlines: true,
         }
     }
 
@@ -505,4 +506,62 @@ fn counts_are_written_as_they_are_read() {
     let read = Counts::parse(&counts_text(&counts)).expect("lines of counts");
     assert!(counts[0].blocks.iter().all(|block| read.at(block.range.start) == block.count));
     assert!(counts[0].blocks.iter().any(|block| block.count > 0));
+}
+
+/// A kernel in which `calls_by_register` calls `undecodable` twice, and that has this in front of its branch.
+fn calling(first: &[u8]) -> SmallKernel {
+    let mut small = SmallKernel::new();
+    let (caller, callee) = (small.function("calls_by_register"), small.function("undecodable"));
+    let call = |at: u64| [&[0xe8][..], &(callee.wrapping_sub(at + 5) as u32).to_le_bytes()].concat();
+    // call; mov %eax,%esi; call; ret
+    small.put(caller, &[&call(caller)[..], &[0x89, 0xc6], &call(caller + 7), &[0xc3]].concat());
+    // test %edi,%edi; je; inc %eax; ret
+    small.put(callee, &[first, &[0x85, 0xff, 0x74, 0x02, 0xff, 0xc0, 0xc3]].concat());
+    small
+}
+
+/// A group of both, by counts: the callee, which has so many bytes in front of its branch, branches in half of
+/// the cases.
+fn called(small: &SmallKernel, first: u64, inlines: bool) -> Positioned {
+    let kernel = kernel(small);
+    let made = Made::of(&kernel);
+    let (caller, callee) = (small.function("calls_by_register"), small.function("undecodable") + first);
+    let executed =
+        [(caller, 1000), (callee - first, 2000), (callee, 2000), (callee + 4, 1000), (callee + 6, 2000)];
+    let counts = executed.map(|(at, count)| (Svma::new(at), count)).into_iter().collect();
+    let mut request = made.request(&["calls_by_register"], &["undecodable"]);
+    request.order = Order::Counted { counts, hot: Hot::PercentOfCalls(5) };
+    request.inlines = inlines;
+    made.position(&request).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn short_callees_stand_in_place_of_hot_calls() {
+    let small = calling(&[]);
+    let of = |positioned: &Positioned| {
+        let functions = positioned.functions.iter();
+        let functions = functions.map(|f| (f.name.clone(), f.hot_blocks, f.cold_blocks, f.inlined));
+        functions.collect::<Vec<_>>()
+    };
+    let [by_call, inlined] = [false, true].map(|inlines| called(&small, 0, inlines));
+    let [caller, callee] = ["calls_by_register", "undecodable"].map(str::to_owned);
+    assert_eq!(of(&by_call), [(caller.clone(), 1, 0, 0), (callee.clone(), 3, 0, 0)]);
+    // The caller is parted twice, and has the callee's three blocks twice. Of the callee nothing else is left.
+    assert_eq!(of(&inlined), [(caller, 9, 0, 0), (callee, 0, 0, 2)]);
+    // A call takes two instructions, with its return.
+    let instructions = |positioned: &Positioned| positioned.module.report().instructions;
+    assert_eq!(instructions(&inlined), 2 * (instructions(&by_call) - 4 - 1) + 2);
+    // The blocks of the callee are those of the original, for the picture.
+    let callee = small.function("undecodable");
+    let places = inlined.hot_code.iter().map(|moved| moved.original.start.get());
+    assert_eq!(places.filter(|at| (callee..callee + 7).contains(at)).count(), 6);
+    assert_eq!(called(&small, 0, true).module, inlined.module, "the same bytes");
+}
+
+#[test]
+fn callees_that_know_their_caller_are_called() {
+    // mov (%rsp),%rax
+    let positioned = called(&calling(&[0x48, 0x8b, 0x04, 0x24]), 4, true);
+    assert_eq!(positioned.functions.iter().map(|f| f.inlined).collect::<Vec<_>>(), [0, 0]);
+    assert_eq!(positioned.stays, []);
 }

@@ -59,6 +59,9 @@ pub struct GroupFunction {
     pub chains: u64,
     /// Bytes of its cold blocks.
     pub cold_bytes: u64,
+    /// In place of how many calls of it it stands; what its code there takes is the callers'.
+    #[serde(default)]
+    pub inlined_calls: u64,
 }
 
 /// Calls through a pointer or a static call, at one place and of one function.
@@ -241,6 +244,7 @@ impl GroupFunction {
         match (self.is_root, self.is_led) {
             (true, _) => " (root)",
             (false, true) => " (pointer)",
+            (false, false) if self.inlined_calls > 0 && self.hot_bytes + self.cold_bytes == 0 => " (inlined)",
             (false, false) => "",
         }
     }

@@ -4,7 +4,10 @@ use restitch_report::*;
 
 fn function(name: &str, is_root: bool, [hot_bytes, chains, cold_bytes]: [u64; 3]) -> GroupFunction {
     let address = "0xffffffff81000000".into();
-    GroupFunction { name: name.into(), address, is_root, is_led: is_root, hot_bytes, chains, cold_bytes }
+    // A callee of which nothing else is left.
+    let inlined_calls = if hot_bytes == 0 { 3 } else { 0 };
+    let (name, is_led) = (name.into(), is_root);
+    GroupFunction { name, address, is_root, is_led, hot_bytes, chains, cold_bytes, inlined_calls }
 }
 
 fn call(offset: Option<u64>, callee: Option<&str>, goes: GroupCallGoes, count: u64) -> GroupCall {
@@ -32,6 +35,7 @@ fn group() -> GroupReport {
         functions: vec![
             function("tcp_rcv_established", true, [1980, 10, 11_152]),
             function(&format!("long_{}", "name".repeat(12)), false, [44, 1, 0]),
+            function("short", false, [0, 0, 0]),
         ],
         indirect_calls: vec![
             call(Some(0x1f), Some("sock_<poll>"), GroupCallGoes::Copy, 1200),
@@ -91,11 +95,11 @@ fn the_picture_names_roots_and_what_is_largest() {
     group.functions.push(function("cold_one", false, [1, 1, 9000]));
     let picture = group.picture(2);
     assert!(picture.contains("tcp_rcv_established (root)") && picture.contains("long_name"), "{picture}");
-    assert!(!picture.contains("cold_one") && picture.contains("\nand 1 more\n"), "{picture}");
+    assert!(!picture.contains("cold_one") && picture.contains("\nand 2 more\n"), "{picture}");
     assert!(picture.contains("3*") && !picture.contains("nothing is loaded"), "{picture}");
-    assert!(group.picture(3).contains("cold_one"));
+    assert!(group.picture(4).contains("cold_one") && group.picture(4).contains("short (inlined)"));
     group.functions[0].is_root = false;
-    assert!(group.picture(3).contains("tcp_rcv_established (pointer)"), "calls are led to it all the same");
+    assert!(group.picture(4).contains("tcp_rcv_established (pointer)"), "calls are led to it all the same");
     group.indirect_calls[0].goes = GroupCallGoes::Original;
     let picture = group.picture(1);
     assert!(
@@ -103,7 +107,7 @@ fn the_picture_names_roots_and_what_is_largest() {
         "the most frequent one: {picture}"
     );
     assert!(group.picture(2).contains(" -> sock_<poll> (stays) "));
-    group.functions[2].is_root = true;
+    group.functions[3].is_root = true;
     assert!(group.picture(1).contains("cold_one"), "a root is there, however small");
 }
 

@@ -3,7 +3,7 @@
 use crate::kernel_group::GroupWanted;
 use crate::kernel_in_force::GroupInForce;
 use restitch_kernel::{Source, release};
-use restitch_kernel_position::{FunctionCounts, Positioned, counts_text};
+use restitch_kernel_position::{FunctionCounts, Order, Positioned, counts_text};
 use restitch_processes::SessionError;
 use restitch_report::{COUNTS_SCHEMA_VERSION, CountedBlock, CountedEdge, CountedFunction, CountsReport};
 use std::cmp::Reverse;
@@ -23,7 +23,7 @@ pub struct KernelCounts {
 impl GroupWanted {
     /// These functions, in their own order, with counters.
     pub fn counting(functions: Vec<String>, callees: usize) -> Self {
-        Self { functions, hottest: None, callees, order: restitch_kernel_position::Order::Kept, counts: true }
+        Self { functions, hottest: None, callees, order: Order::Kept, counts: true, inlines: false }
     }
 }
 

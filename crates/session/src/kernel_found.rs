@@ -60,6 +60,8 @@ pub struct FoundGroupWanted {
     pub percent: u64,
     /// Whether what is called through pointers and static calls stays where it is.
     pub is_direct_only: bool,
+    /// Whether callees may stand in place of hot calls.
+    pub inlines: bool,
     /// Below this pressure on the first-level caches there is no bottleneck, and nothing is put in force.
     pub least_pressure: f64,
 }
@@ -241,7 +243,8 @@ impl Walk<'_> {
     ) -> Result<Attempt<Counts>, SessionError> {
         let (roots, callees) = (round.roots.to_vec(), round.callees.iter().copied().collect());
         let (indirect, depth) = (round.indirect.to_vec(), round.depth);
-        let members = Members { roots, callees, indirect, order: Order::Kept, counts: true };
+        let (order, counts, inlines) = (Order::Kept, true, false);
+        let members = Members { roots, callees, indirect, order, counts, inlines };
         watcher.phase("proving", None);
         let group = match self.enforcer.put_in_force(self.read, self.positioner, &members, watcher)? {
             Attempt::Done(group) => group,
@@ -297,7 +300,8 @@ impl Walk<'_> {
         self.note_indirect(&indirect, &counts);
         let callees = functions.into_iter().filter(|id| !roots.contains(id)).collect();
         let order = Order::Counted { counts, hot: Hot::Above(threshold) };
-        let members = Members { roots, callees, indirect, order, counts: false };
+        let (counts, inlines) = (false, self.wanted.inlines);
+        let members = Members { roots, callees, indirect, order, counts, inlines };
         watcher.phase("proving", None);
         Ok(match self.enforcer.put_in_force(self.read, self.positioner, &members, watcher)? {
             Attempt::Done(group) => Attempt::Done(FoundGroup { group: Some(group), notes: self.notes }),

@@ -24,6 +24,8 @@ pub struct GroupWanted {
     pub order: Order,
     /// Whether the copies count.
     pub counts: bool,
+    /// Whether callees may stand in place of hot calls.
+    pub inlines: bool,
 }
 
 /// A kernel that was read.
@@ -43,6 +45,8 @@ pub(crate) struct Members {
     pub(crate) indirect: Vec<IndirectCall>,
     pub(crate) order: Order,
     pub(crate) counts: bool,
+    /// Whether callees may stand in place of hot calls.
+    pub(crate) inlines: bool,
 }
 
 /// Makes the module of a group, and proves it. Nothing is loaded.
@@ -80,15 +84,21 @@ impl<'s> ReadKernel<'s> {
     /// The functions that are wanted.
     pub(crate) fn members(&self, wanted: &GroupWanted) -> Result<Members, SessionError> {
         if let (Some(how_many), Order::Counted { counts, .. }) = (wanted.hottest, &wanted.order) {
-            return self.hottest(counts, how_many, wanted.counts);
+            return self.hottest(counts, how_many, wanted);
         }
         let roots = self.functions(&wanted.functions)?;
         let callees = all_callees(&self.kernel, &roots, wanted.callees);
         let (indirect, order) = (Vec::new(), wanted.order.clone());
-        Ok(Members { roots, callees, indirect, order, counts: wanted.counts })
+        let (counts, inlines) = (wanted.counts, wanted.inlines);
+        Ok(Members { roots, callees, indirect, order, counts, inlines })
     }
 
-    fn hottest(&self, counts: &Counts, how_many: HowMany, counting: bool) -> Result<Members, SessionError> {
+    fn hottest(
+        &self,
+        counts: &Counts,
+        how_many: HowMany,
+        wanted: &GroupWanted,
+    ) -> Result<Members, SessionError> {
         let Hottest { roots, callees } = Hottest::counted(&self.kernel, counts, how_many);
         if roots.is_empty() {
             return Err(PositionError::NeverCalled("a function that can be moved".into()).into());
@@ -100,7 +110,8 @@ impl<'s> ReadKernel<'s> {
             callees,
             indirect: Vec::new(),
             order: Order::Counted { counts: counts.clone(), hot },
-            counts: counting,
+            counts: wanted.counts,
+            inlines: wanted.inlines,
         })
     }
 
@@ -152,6 +163,7 @@ impl Members {
             order: self.order.clone(),
             needs_trace_sites: true,
             counts: self.counts,
+            inlines: self.inlines,
         }
     }
 }

@@ -40,6 +40,7 @@ impl Model {
                 indirect: Vec::new(),
                 order: Order::Kept,
                 needs_trace_sites: true,
+                inlines: false,
                 counts: true,
             };
             positioner.position(&request).unwrap_or_else(|error| panic!("{name}: {error}"))
