@@ -4,7 +4,8 @@
 //! From the call on, the copy is followed beside the callee; where that returns, beside what follows the
 //! call. Until then the copy's stack is that of the original without the return address, so that what lies
 //! above the callee's own frame is one word nearer. So instructions in it may use the stack only below that
-//! (as pushes do, and operands in the frame), and control may leave it by its return alone.
+//! (as pushes do, and operands in the frame), and control may leave it by its return alone. Where the callee
+//! hands over to another function by a jump, the copy calls that.
 //!
 //! On trust: that the address of a local variable is used for that variable only.
 

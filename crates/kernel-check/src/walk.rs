@@ -129,24 +129,81 @@ impl<'w> Walk<'w> {
     fn pair(&mut self, pair: Pair) -> Result<(), Problem> {
         let chain = self.chain(pair.original);
         let Some(copy) = self.follow(pair, &chain)? else { return Ok(()) };
+        if let Some(tail) = self.called_tail(pair, &copy, &chain)? {
+            return self.tail(pair, &copy, tail);
+        }
         let original = chain.end.clone()?;
         if let Some(next) = self.without_call(pair, &copy, &original)? {
             self.todo.push(next);
             return Ok(());
         }
-        match self.paired.get(&copy.at) {
-            Some(other) if other.step.at == original.at && other.inside == pair.inside => return Ok(()),
-            Some(other) => return Err(Problem::TwoOriginals { other: other.step.at }),
-            None => {}
+        let here = pair.to(copy.at, original.at);
+        if self.is_known(here)? {
+            return Ok(());
         }
         let original = self.with_barrier(&copy, original);
+        self.claim(here, &copy, original)?;
+        self.knows_nothing_of_its_call(here, &original)?;
+        self.acts(here, &copy, &original)
+    }
+
+    /// Whether a step was compared with this very one before.
+    fn is_known(&self, pair: Pair) -> Result<bool, Problem> {
+        match self.paired.get(&pair.copy) {
+            Some(other) if other.step.at == pair.original && other.inside == pair.inside => Ok(true),
+            Some(other) => Err(Problem::TwoOriginals { other: other.step.at }),
+            None => Ok(false),
+        }
+    }
+
+    /// Notes what a step is compared with, and compares what tables say.
+    fn claim(&mut self, pair: Pair, copy: &Step, original: Step) -> Result<(), Problem> {
         self.paired.insert(copy.at, Paired { step: original, inside: pair.inside });
         self.marks.claim(copy.at, copy.len)?;
-        let here = pair.to(copy.at, original.at);
-        self.knows_nothing_of_its_call(here, &original)?;
-        self.rows(here, &copy, &original)?;
-        self.table_entries(here, &copy)?;
-        self.acts(here, &copy, &original)
+        self.rows(pair, copy, &original)?;
+        self.table_entries(pair, copy)
+    }
+
+    /// The jump by which a callee in place of its call hands over to another function, where the copy calls
+    /// that: its return is the callee's.
+    fn called_tail(&self, pair: Pair, copy: &Step, chain: &Chain) -> Result<Option<Step>, Problem> {
+        let Act::Plain(Insn { does: Does::Call(_), .. }) = copy.act else { return Ok(None) };
+        if self.inlined.get(pair.inside).is_none() {
+            return Ok(None);
+        }
+        let mut behind = chain.places.iter().zip(chain.places.iter().skip(1));
+        let jump = behind.find(|(from, to)| !self.original.names(**to).is_empty() && **to != **from);
+        let Some((from, to)) = jump else { return Ok(None) };
+        let step = self.original.step(*from)?;
+        let leads = matches!(step.act, Act::Plain(insn) if insn.does == Does::Jump(*to));
+        Ok(leads.then_some(step))
+    }
+
+    /// A call in place of such a jump.
+    fn tail(&mut self, pair: Pair, copy: &Step, jump: Step) -> Result<(), Problem> {
+        let here = pair.to(copy.at, jump.at);
+        let call = self.inlined.get(pair.inside).copied();
+        let (Some(call), false) = (call, self.is_known(here)?) else { return Ok(()) };
+        self.claim(here, copy, jump)?;
+        if let (Act::Plain(own), Act::Plain(theirs)) = (copy.act, jump.act)
+            && let (Does::Call(to), Does::Jump(want)) = (own.does, theirs.does)
+        {
+            self.call(here, to, want)?;
+        }
+        self.todo.push(Pair { inside: call.outer, ..here.to(copy.end(), call.back) });
+        Ok(())
+    }
+
+    /// A call of `to` where the original goes to `want`.
+    fn call(&mut self, pair: Pair, to: Svma, want: Svma) -> Result<(), Problem> {
+        if self.copies.part(to).is_some() {
+            self.todo.push(Pair::new(to, want));
+        } else if to != want {
+            return Err(Problem::WrongTarget { to, want });
+        } else {
+            self.calls.push(pair);
+        }
+        Ok(())
     }
 
     /// Where the original goes on, if it calls, or returns, and the copy does not: the callee stands in place
@@ -417,13 +474,7 @@ impl<'w> Walk<'w> {
                 return Ok(());
             }
             (Does::Call(to), Does::Call(want)) if own.form == theirs.form => {
-                if self.copies.part(to).is_some() {
-                    self.todo.push(Pair::new(to, want));
-                } else if to != want {
-                    return Err(Problem::WrongTarget { to, want });
-                } else {
-                    self.calls.push(pair);
-                }
+                self.call(pair, to, want)?;
                 self.todo.push(next);
                 return Ok(());
             }

@@ -10,7 +10,7 @@
 
 use crate::convert::{BlockWay, Converted, ConvertedBlock, leads_to};
 use restitch_address::{Svma, SvmaRange};
-use restitch_kernel::{FunctionId, SiteKind};
+use restitch_kernel::{FunctionId, Functions, SiteKind};
 use restitch_kernel_group::{Block, End, Fixup, Target, UnwindRow};
 use restitch_x86::module_code::SITE;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -37,18 +37,20 @@ pub(crate) struct Inlined {
 /// are `never` to be are called.
 pub(crate) fn inline(
     functions: Vec<Converted>,
-    start: impl Fn(FunctionId) -> Svma,
+    kernel: &Functions,
     threshold: u64,
     never: &BTreeSet<FunctionId>,
 ) -> Inlined {
-    let starts: Vec<Svma> = functions.iter().map(|function| start(function.id)).collect();
+    let starts: Vec<Svma> = functions.iter().map(|function| kernel.get(function.id).start()).collect();
     let numbers: HashMap<Svma, usize> = starts.iter().copied().zip(0..).collect();
     let mut references = vec![0; functions.len()];
     for to in functions.iter().flat_map(|own| &own.blocks).flat_map(|block| leads_to(&block.made.block)) {
         numbers.get(&to).into_iter().for_each(|number| references[*number] += 1);
     }
     let may_be = functions.iter().zip(&starts);
-    let may_be = may_be.map(|(own, start)| !never.contains(&own.id) && can_be_inlined(own, *start)).collect();
+    let is_start = |at: Svma| kernel.starting_at(at).is_some();
+    let may_be = may_be.map(|(own, start)| !never.contains(&own.id) && can_be_inlined(own, *start, is_start));
+    let may_be = may_be.collect();
     let mut inlining = Inlining {
         is_settled: vec![false; functions.len()],
         functions: functions.into_iter().map(Some).collect(),
@@ -165,7 +167,8 @@ impl Inlining {
             function.ways.iter_mut().filter(|way| way.from == from).for_each(|way| way.from = back);
             let way = |from, to, count| BlockWay { from, to, count, is_only: true };
             function.ways.push(way(from, entry, share.part));
-            let returns = callee.blocks.iter().filter(|own| own.made.block.end == End::Return);
+            let own = twins.keys().copied().collect();
+            let returns = callee.blocks.iter().filter(|block| leaves(&block.made.block, &own));
             let returns = returns.map(|own| way(twins[&own.address()], back, share.taken(own.count)));
             function.ways.extend(returns);
             function.ways.extend(callee.ways.iter().filter_map(|way| {
@@ -209,13 +212,14 @@ fn row_at(block: &Block, at: u32) -> Option<[u8; UnwindRow::LEN]> {
     block.unwind.iter().rfind(|row| row.offset <= at).map(|row| row.row)
 }
 
-/// Whether a function may stand in place of a call by its form: control leaves it by returns alone, and no
-/// entry of a table is about it that could not be there twice.
-fn can_be_inlined(function: &Converted, start: Svma) -> bool {
+/// Whether a function may stand in place of a call by its form: control leaves it by returns alone, and by
+/// jumps to where functions start; and no entry of a table is about it that could not be there twice.
+fn can_be_inlined(function: &Converted, start: Svma, is_start: impl Fn(Svma) -> bool) -> bool {
     let own: BTreeSet<Svma> = function.blocks.iter().map(ConvertedBlock::address).collect();
     let is_plain = |block: &Block| {
         let stays = match block.end {
-            End::Next(to) | End::Jump(to) => own.contains(&to),
+            End::Next(to) => own.contains(&to),
+            End::Jump(to) => own.contains(&to) || is_start(to),
             End::Conditional { taken, next, .. } | End::StaticKey { taken, next, .. } => {
                 own.contains(&taken) && own.contains(&next)
             }
@@ -234,7 +238,17 @@ fn can_be_inlined(function: &Converted, start: Svma) -> bool {
             && block.exceptions.iter().all(|exception| own.contains(&exception.fixup))
     };
     let mut blocks = function.blocks.iter().map(|own| &own.made.block);
-    own.contains(&start) && blocks.clone().all(is_plain) && blocks.any(|block| block.end == End::Return)
+    own.contains(&start) && blocks.clone().all(is_plain) && blocks.any(|block| leaves(block, &own))
+}
+
+/// Whether control leaves a function at the end of a block that is to stand in place of a call: by a return,
+/// or by one of the function that it hands over to.
+fn leaves(block: &Block, own: &BTreeSet<Svma>) -> bool {
+    match block.end {
+        End::Return => true,
+        End::Jump(to) => !own.contains(&to),
+        _ => false,
+    }
 }
 
 /// Bytes of what a function may begin with if branches through registers reach it.
@@ -265,6 +279,12 @@ fn twins_of(
         }
         let to = |at: &mut Svma| twins.get(at).map(|twin| *at = *twin);
         match &mut block.end {
+            End::Jump(next) if !twins.contains_key(next) => {
+                let call = Fixup::Call { at: block.code.len() as u32, target: *next };
+                block.code.resize(block.code.len() + SITE as usize, 0);
+                block.fixups.push(call);
+                block.end = End::Jump(back);
+            }
             End::Next(next) | End::Jump(next) => to(next)?,
             End::Conditional { taken, next, .. } | End::StaticKey { taken, next, .. } => {
                 to(taken)?;

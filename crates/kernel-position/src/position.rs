@@ -185,8 +185,8 @@ impl<'s> Positioner<'s> {
         }
         let mut calls = BTreeMap::new();
         if let (Ordering::Counted(heating), true) = (ordering, request.inlines()) {
-            let start = |id| self.start(id);
-            (functions, calls) = match inline(functions, start, heating.threshold, &odd.called) {
+            let kernel = &self.subject.kernel.functions;
+            (functions, calls) = match inline(functions, kernel, heating.threshold, &odd.called) {
                 Inlined { functions, calls } => (functions, calls),
             };
             keep_reached(&mut functions, &led);

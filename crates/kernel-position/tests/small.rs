@@ -508,15 +508,19 @@ fn counts_are_written_as_they_are_read() {
     assert!(counts[0].blocks.iter().any(|block| block.count > 0));
 }
 
-/// A kernel in which `calls_by_register` calls `undecodable` twice, and that has this in front of its branch.
-fn calling(first: &[u8]) -> SmallKernel {
+/// A kernel in which `calls_by_register` calls `undecodable` twice, and that has this in front of its branch,
+/// and in the end returns, or hands over to `runs_on`.
+fn calling(first: &[u8], hands_over: bool) -> SmallKernel {
     let mut small = SmallKernel::new();
     let (caller, callee) = (small.function("calls_by_register"), small.function("undecodable"));
     let call = |at: u64| [&[0xe8][..], &(callee.wrapping_sub(at + 5) as u32).to_le_bytes()].concat();
     // call; mov %eax,%esi; call; ret
     small.put(caller, &[&call(caller)[..], &[0x89, 0xc6], &call(caller + 7), &[0xc3]].concat());
     // test %edi,%edi; je; inc %eax; ret
-    small.put(callee, &[first, &[0x85, 0xff, 0x74, 0x02, 0xff, 0xc0, 0xc3]].concat());
+    let code = [first, &[0x85, 0xff, 0x74, 0x02, 0xff, 0xc0]].concat();
+    let (end, other) = (callee + code.len() as u64, small.function("runs_on"));
+    let jump = [&[0xe9][..], &(other.wrapping_sub(end + 5) as u32).to_le_bytes()].concat();
+    small.put(callee, &[&code[..], if hands_over { &jump } else { &[0xc3] }].concat());
     small
 }
 
@@ -537,7 +541,7 @@ fn called(small: &SmallKernel, first: u64, inlines: bool) -> Positioned {
 
 #[test]
 fn short_callees_stand_in_place_of_hot_calls() {
-    let small = calling(&[]);
+    let small = calling(&[], false);
     let of = |positioned: &Positioned| {
         let functions = positioned.functions.iter();
         let functions = functions.map(|f| (f.name.clone(), f.hot_blocks, f.cold_blocks, f.inlined));
@@ -561,7 +565,17 @@ fn short_callees_stand_in_place_of_hot_calls() {
 #[test]
 fn callees_that_know_their_caller_are_called() {
     // mov (%rsp),%rax
-    let positioned = called(&calling(&[0x48, 0x8b, 0x04, 0x24]), 4, true);
+    let positioned = called(&calling(&[0x48, 0x8b, 0x04, 0x24], false), 4, true);
     assert_eq!(positioned.functions.iter().map(|f| f.inlined).collect::<Vec<_>>(), [0, 0]);
     assert_eq!(positioned.stays, []);
+}
+
+#[test]
+fn callees_that_hand_over_to_others_stand_there_too() {
+    let positioned = called(&calling(&[], true), 0, true);
+    let functions = positioned.functions.iter().map(|f| (f.hot_blocks, f.inlined));
+    assert_eq!(functions.collect::<Vec<_>>(), [(9, 0), (0, 2)]);
+    let file = positioned.module.file();
+    // inc %eax; call
+    assert!(holds(file, &[0xff, 0xc0, 0xe8]));
 }

@@ -90,9 +90,19 @@ fn inlined(callee: Callee) -> Group {
     let mut root = block(at(0x1000), &[&NOP, &[0x53]], End::Next(entry[0]), &[row(0, 8), row(6, 16)]);
     root.fixups = vec![Fixup::Trace { at: 0 }];
     let rest = block(at(0x100b), &[&[0x5b]], End::Return, &[row(0, 16), row(1, 8)]);
-    let end = if callee.end == End::Return { End::Jump(at(0x100b)) } else { callee.end };
-    let mut short = short(Callee { end, ..callee }, entry, false, 8);
-    let last = short.pop();
+    let mut short = short(callee, entry, false, 8);
+    let mut last = short.pop();
+    if let Some(last) = &mut last {
+        match callee.end {
+            End::Return => last.end = End::Jump(at(0x100b)),
+            End::Jump(target) => {
+                last.code.extend(CALL);
+                last.fixups = vec![Fixup::Call { at: 1, target }];
+                last.end = End::Jump(at(0x100b));
+            }
+            _ => {}
+        }
+    }
     group.chunks = vec![chunk(0, [root].into_iter().chain(short).chain(last).chain([rest]).collect())];
     group
 }
@@ -137,7 +147,6 @@ fn a_callee_that_knows_of_its_call_may_not() {
         // sub $8,%rsp and a branch by its flags
         ("uses the stack above", Callee { middle: &[0x48, 0x83, 0xec, 0x08], ..CALLEE }),
         ("left without a return", Callee { end: End::IndirectJump(register("rdx")), ..CALLEE }),
-        ("left without a return", Callee { end: End::Jump(at(0x3000)), ..CALLEE }),
     ];
     for (number, (said, callee)) in cases.into_iter().enumerate() {
         assert!(checked(&plain(callee), callee).is_ok(), "{said}: the call itself");
@@ -187,6 +196,39 @@ fn what_is_no_callee_s_code_is_refused() {
         }
         refused(number, said, checked(&group, CALLEE));
     }
+}
+
+/// A callee that hands over to another function by a jump: that is called.
+#[test]
+fn what_a_callee_hands_over_to_is_called() {
+    let callee = Callee { end: End::Jump(at(0x3000)), ..CALLEE };
+    let mut group = inlined(callee);
+    let result = checked(&group, callee);
+    assert!(result.is_ok(), "{:#?}", result.unwrap_err().findings);
+    let changes: [(&str, fn(&mut Block)); 4] = [
+        ("leads to", |last| last.fixups = vec![Fixup::Call { at: 1, target: at(0x4000) }]),
+        ("is a copy of", |last| last.end = End::Jump(Block::inlined(2))),
+        ("has another row", |last| last.unwind[1].row[0] = 24),
+        ("left without a return", |last| {
+            last.code.truncate(1);
+            last.fixups.clear();
+            last.end = End::Jump(at(0x3000));
+        }),
+    ];
+    for (number, (said, change)) in changes.into_iter().enumerate() {
+        let mut group = group.clone();
+        change(&mut group.chunks[0].blocks[3]);
+        refused(number, said, checked(&group, callee));
+    }
+    // To what has a copy in the group.
+    let other = block(at(0x3000), &[&[0xff, 0xc0]], End::Return, &[row(0, 8)]);
+    let mut kernel = plain(callee);
+    for group in [&mut group, &mut kernel] {
+        group.functions.push(function(("callee", 0x3000, false)));
+        group.chunks.push(chunk(2, vec![other.clone()]));
+    }
+    let result = check(file(&group), &Synthetic::of(&kernel, LIVE), &facts(), &asked());
+    assert!(result.is_ok(), "{:#?}", result.unwrap_err().findings);
 }
 
 /// Two functions that call each other at once have no end.
