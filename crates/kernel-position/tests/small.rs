@@ -508,8 +508,8 @@ fn counts_are_written_as_they_are_read() {
     assert!(counts[0].blocks.iter().any(|block| block.count > 0));
 }
 
-/// A kernel in which `calls_by_register` calls `undecodable` twice, and that has this in front of its branch,
-/// and in the end returns, or hands over to `runs_on`.
+/// A kernel in which `calls_by_register` calls `undecodable` twice, and that has this in front of its
+/// branch, and in the end returns, or hands over to `runs_on`.
 fn calling(first: &[u8], hands_over: bool) -> SmallKernel {
     let mut small = SmallKernel::new();
     let (caller, callee) = (small.function("calls_by_register"), small.function("undecodable"));
@@ -524,8 +524,8 @@ fn calling(first: &[u8], hands_over: bool) -> SmallKernel {
     small
 }
 
-/// A group of both, by counts: the callee, which has so many bytes in front of its branch, branches in half of
-/// the cases.
+/// A group of both, by counts: the callee, which has so many bytes in front of its branch, branches in half
+/// of the cases.
 fn called(small: &SmallKernel, first: u64, inlines: bool) -> Positioned {
     let kernel = kernel(small);
     let made = Made::of(&kernel);
@@ -550,7 +550,7 @@ fn short_callees_stand_in_place_of_hot_calls() {
     let [by_call, inlined] = [false, true].map(|inlines| called(&small, 0, inlines));
     let [caller, callee] = ["calls_by_register", "undecodable"].map(str::to_owned);
     assert_eq!(of(&by_call), [(caller.clone(), 1, 0, 0), (callee.clone(), 3, 0, 0)]);
-    // The caller is parted twice, and has the callee's three blocks twice. Of the callee nothing else is left.
+    // The caller is parted twice, and has the callee's three blocks twice; of that nothing else is left.
     assert_eq!(of(&inlined), [(caller, 9, 0, 0), (callee, 0, 0, 2)]);
     // A call takes two instructions, with its return.
     let instructions = |positioned: &Positioned| positioned.module.report().instructions;

@@ -75,8 +75,9 @@ impl StoredMap {
         out
     }
 
-    /// The redirects of the map in a file. Where there are none, as in tracing versions, it ends with the head:
-    /// such maps have tens of megabytes, and whoever takes back a program that forks asks for each child.
+    /// The redirects of the map in a file. Where there are none, as in tracing versions, it ends with the
+    /// head: such maps have tens of megabytes, and whoever takes back a program that forks asks for each
+    /// child.
     pub fn redirects_in(path: &Path) -> Option<Vec<Redirect>> {
         let mut file = state_file::open(path).ok()?.take(state_file::MOST_BYTES);
         let mut bytes = vec![0; HEAD];
