@@ -179,6 +179,7 @@ class Lab:
         self.counted(load, COUNT, options=["--to", self.path(load)])
         counts = self.path(load, "window-0", "instructions")
         command = [self.options.restitch, "kernel", "position", "--hottest", self.options.hottest, "--view", self.view(), "--counts", counts]
+        command += ["--no-inline"] if self.options.no_inline else []
         result = run([*command, "--write", self.path("group.ko"), "--json", self.path("group.json")])
         with open(self.path("group.json")) as f:
             return json.load(f), result.stdout
@@ -290,6 +291,7 @@ def main(argv):
     def add(parser):
         parser.add_argument("--kernel", default="6.1", help="6.1 (default), 6.12 or 7.3")
         parser.add_argument("--hottest", default="99.9%", help="what restitch is asked for; default 99.9%%")
+        parser.add_argument("--no-inline", action="store_true", help="callees are called, and do not stand in place of their calls")
         parser.add_argument("--requests", type=int, default=4000, help="counted ones; default 4000")
         parser.add_argument("--rebuilt", action="store_true", help="with a kernel of line 6.1 that clang built, and beside it the same with AutoFDO")
         parser.add_argument("--keep", metavar="FOLDER", help="keep the view, counts and groups there, and take a view that is there")

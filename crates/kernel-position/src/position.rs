@@ -186,9 +186,8 @@ impl<'s> Positioner<'s> {
         let mut calls = BTreeMap::new();
         if let (Ordering::Counted(heating), true) = (ordering, request.inlines()) {
             let kernel = &self.subject.kernel.functions;
-            (functions, calls) = match inline(functions, kernel, heating.threshold, &odd.called) {
-                Inlined { functions, calls } => (functions, calls),
-            };
+            let inlined = inline(functions, kernel, heating.threshold, &odd.called);
+            Inlined { functions, calls } = inlined;
             keep_reached(&mut functions, &led);
         }
         let ranges = original_ranges(&functions);

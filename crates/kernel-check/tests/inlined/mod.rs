@@ -205,7 +205,8 @@ fn what_a_callee_hands_over_to_is_called() {
     let mut group = inlined(callee);
     let result = checked(&group, callee);
     assert!(result.is_ok(), "{:#?}", result.unwrap_err().findings);
-    let changes: [(&str, fn(&mut Block)); 4] = [
+    type Change = fn(&mut Block);
+    let changes: [(&str, Change); 4] = [
         ("leads to", |last| last.fixups = vec![Fixup::Call { at: 1, target: at(0x4000) }]),
         ("is a copy of", |last| last.end = End::Jump(Block::inlined(2))),
         ("has another row", |last| last.unwind[1].row[0] = 24),
