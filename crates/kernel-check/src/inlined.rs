@@ -117,6 +117,11 @@ fn distance(row: Row) -> i64 {
     i16::from_le_bytes([row[0], row[1]]).into()
 }
 
+/// Whether, by the unwinder's row, the return address is where the stack pointer points to.
+pub(crate) fn has_no_frame(row: Row) -> bool {
+    distance(row) == WORD && row[2..5] == [0, 0, STACK_POINTER]
+}
+
 /// What an instruction has to do with the stack pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StackUse {

@@ -6,7 +6,7 @@
 use crate::copies::Copies;
 use crate::counting::Count;
 use crate::finding::{Finding, MAX_FINDINGS, Problem};
-use crate::inlined::{Calls, Inside, is_free_of_return_address};
+use crate::inlined::{Calls, Inside, has_no_frame, is_free_of_return_address};
 use crate::insn::{Does, Insn};
 use crate::marks::Marks;
 use crate::original::{Chain, Original};
@@ -184,6 +184,10 @@ impl<'w> Walk<'w> {
         let here = pair.to(copy.at, jump.at);
         let call = self.inlined.get(pair.inside).copied();
         let (Some(call), false) = (call, self.is_known(here)?) else { return Ok(()) };
+        // What is called returns to what lies on the stack: nothing of the callee may.
+        if !self.original.tables.rows.at(jump.at).is_some_and(has_no_frame) {
+            return Err(Problem::Inlined("hands over with a frame of its own"));
+        }
         self.claim(here, copy, jump)?;
         if let (Act::Plain(own), Act::Plain(theirs)) = (copy.act, jump.act)
             && let (Does::Call(to), Does::Jump(want)) = (own.does, theirs.does)

@@ -221,6 +221,15 @@ fn what_a_callee_hands_over_to_is_called() {
         change(&mut group.chunks[0].blocks[3]);
         refused(number, said, checked(&group, callee));
     }
+    // What was pushed is there still: a jump within a function, to a part that has a name.
+    let mut pushed = (plain(callee), group.clone());
+    for (last, distance) in [(&mut pushed.0.chunks[1].blocks[2], 16), (&mut pushed.1.chunks[0].blocks[3], 24)]
+    {
+        last.code[0] = 0x90;
+        last.unwind = vec![row(0, distance)];
+    }
+    let kernel = Synthetic::of(&pushed.0, LIVE);
+    refused(4, "with a frame of its own", check(file(&pushed.1), &kernel, &facts(), &asked()));
     // To what has a copy in the group.
     let other = block(at(0x3000), &[&[0xff, 0xc0]], End::Return, &[row(0, 8)]);
     let mut kernel = plain(callee);
