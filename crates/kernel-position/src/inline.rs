@@ -164,6 +164,9 @@ impl Inlining {
             self.stand_ins += twins.len() as u32;
             let rest = part(&mut function.blocks[block], site, entry);
             let [from, back] = [function.blocks[block].address(), rest.address()];
+            // Where the call was the block's last instruction, what follows is a block already.
+            let is_last = rest.made.block.code.is_empty() && rest.made.block.end == End::Next(back);
+            function.ways.retain(|way| !(is_last && way.from == from));
             function.ways.iter_mut().filter(|way| way.from == from).for_each(|way| way.from = back);
             let way = |from, to, count| BlockWay { from, to, count, is_only: true };
             function.ways.push(way(from, entry, share.part));
@@ -175,7 +178,7 @@ impl Inlining {
                 let (from, to) = (*twins.get(&way.from)?, *twins.get(&way.to)?);
                 Some(BlockWay { from, to, count: share.taken(way.count), ..*way })
             }));
-            function.blocks.splice(block + 1..block + 1, [rest]);
+            function.blocks.splice(block + 1..block + 1, (!is_last).then_some(rest));
             function.blocks.extend(inlined);
             callee.blocks.iter_mut().for_each(|own| own.count -= share.taken(own.count));
             callee.ways.iter_mut().for_each(|way| way.count -= share.taken(way.count));
@@ -315,7 +318,7 @@ fn cut(block: &mut Block, len: u32) {
     block.warnings.iter_mut().for_each(|warning| warning.offset -= len);
 }
 
-/// Parts a block at a call: it goes on to `entry`; the rest, behind the call, is a block of its own.
+/// Parts a block at a call: it goes on to `entry`. The rest, behind the call, has the address of that place.
 fn part(block: &mut ConvertedBlock, site: &Site, entry: Svma) -> ConvertedBlock {
     let behind = site.at + SITE;
     let mut rest = block.clone();

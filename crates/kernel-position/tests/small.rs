@@ -579,3 +579,23 @@ fn callees_that_hand_over_to_others_stand_there_too() {
     // inc %eax; call
     assert!(holds(file, &[0xff, 0xc0, 0xe8]));
 }
+
+/// A call that is the last instruction of a block: what follows is another one, and stays that.
+#[test]
+fn what_follows_a_call_may_be_a_block_already() {
+    let mut small = calling(&[], false);
+    let (caller, callee) = (small.function("calls_by_register"), small.function("undecodable"));
+    // test %edi,%edi; je to the return; call; ret
+    let call = [&[0xe8][..], &(callee.wrapping_sub(caller + 9) as u32).to_le_bytes()].concat();
+    small.put(caller, &[&[0x85, 0xff, 0x74, 0x05], &call[..], &[0xc3], &[0xcc; 5]].concat());
+    let kernel = kernel(&small);
+    let made = Made::of(&kernel);
+    let executed = [caller, caller + 4, caller + 9, callee, callee + 4, callee + 6];
+    let counts = executed.map(|at| (Svma::new(at), 1000)).into_iter().collect();
+    let mut request = made.request(&["calls_by_register"], &["undecodable"]);
+    request.order = Order::Counted { counts, hot: Hot::PercentOfCalls(5) };
+    let positioned = made.position(&request).unwrap_or_else(|error| panic!("{error}"));
+    // Three blocks of its own, and the callee's.
+    let functions = positioned.functions.iter().map(|f| (f.hot_blocks, f.cold_blocks, f.inlined));
+    assert_eq!(functions.collect::<Vec<_>>(), [(6, 0, 0), (0, 0, 1)]);
+}
